@@ -1,23 +1,31 @@
-"""The series of brokers, from their table in the code."""
+"""The series of brokers and of lake workers, from their tables in the code."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from docs_site.cells import row, table
-from spark_stream.broker.metrics.series import TABLE, Series, Subject
+from spark_stream.broker.metrics.series import TABLE
+from spark_stream.figures import Series, Subject
+from spark_stream.lake_worker.counts import WorkerFigures
 
 
 def rendered() -> str:
     """Render the series, a table for each subject."""
     return "\n\n".join(
-        f"**{subject.value}**\n\n"
-        + table(
-            "series",
-            "labels",
-            "meaning",
-            rows=(_row(each) for each in TABLE if each.subject is subject),
-        )
+        f"**{subject.value}**\n\n" + _table(each for each in TABLE if each.subject is subject)
         for subject in Subject
+        if subject is not Subject.LAKE_WORKER
     )
+
+
+def rendered_for_workers() -> str:
+    """Render the series of a lake's worker."""
+    return _table(WorkerFigures.series())
+
+
+def _table(found: Iterable[Series]) -> str:
+    return table("series", "labels", "meaning", rows=map(_row, found))
 
 
 def _row(series: Series) -> str:

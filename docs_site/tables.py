@@ -23,6 +23,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "messages": calls.rendered_messages,
     "errors": others.rendered_errors,
     "series": series.rendered,
+    "series of workers": series.rendered_for_workers,
     "metrics of queries": others.rendered_metrics,
 }
 """The name of a table, in the marks around it → its renderer."""

@@ -81,11 +81,20 @@ class LakesClient:
             return  # an earlier attempt of this call removed it
 
     def record_progress(
-        self, name: str, lake_id: str, offsets: Mapping[str, Mapping[int, int]]
+        self,
+        name: str,
+        lake_id: str,
+        offsets: Mapping[str, Mapping[int, int]],
+        stopped: str = "",
     ) -> None:
-        """Record the offsets that were read back from the tables, by topic id."""
+        """Record the offsets that were read back from the tables, by topic id.
+
+        ``stopped``: the reason why the worker stopped.
+        """
         tiered = {each: dict(found) for each, found in offsets.items()}
-        self._connection.call(RecordLakeProgress.of(lake=name, lake_id=lake_id, tiered=tiered))
+        self._connection.call(
+            RecordLakeProgress.of(lake=name, lake_id=lake_id, tiered=tiered, stopped=stopped)
+        )
 
 
 def _location(given: str | os.PathLike[str]) -> str:

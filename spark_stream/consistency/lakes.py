@@ -18,11 +18,13 @@ from spark_stream.structs import Name, OffsetField, PartitionField, Positional, 
 FRESHNESS_MS_MIN: Final = 1_000
 FRESHNESS_MS_DEFAULT: Final = 60_000
 FILE_BYTES_DEFAULT: Final = 128 << 20
+STOPPED_MAX: Final = 1_000
 ICEBERG_NAME: Final = r"\A[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64})?\Z"
 """The name of a catalog in pyiceberg's configuration, and perhaps a namespace."""
 
 FreshnessField = Annotated[int, Meta(ge=FRESHNESS_MS_MIN, le=86_400_000)]
 FileBytesField = Annotated[int, Meta(ge=1 << 10, le=1 << 34)]
+StoppedField = Annotated[str, Meta(max_length=STOPPED_MAX)]
 IcebergName = Annotated[str, Meta(pattern=ICEBERG_NAME)]
 LakeId = Annotated[str, Meta(pattern=r"\A[a-z0-9-]{1,64}\Z")]
 Tiered = dict[Name, dict[PartitionField, OffsetField]]
@@ -54,9 +56,11 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         freshness_ms: The time between two rounds of the worker.
         file_bytes: The size of a large file. Smaller adjacent files are merged.
         created_ms: The time of its creation, in ms since the epoch.
-        recorded_ms: The time of the last recorded progress, or None.
+        recorded_ms: The time of the worker's last report of its progress, or None.
         omitted: The number of topics that the caller may not describe.
         iceberg: The Iceberg catalog and namespace with a mirror of the tables, or None.
+        stopped: The reason why the worker stopped, or "". It is hidden from a caller who may not
+            describe all topics.
     """
 
     name: Name
@@ -69,6 +73,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
     recorded_ms: int | None = None
     omitted: int = 0
     iceberg: IcebergName | None = None
+    stopped: StoppedField = ""
 
 
 class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
@@ -86,9 +91,15 @@ class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
 
 
 def advanced(
-    lake: LakeDescription, offsets: Mapping[str, Mapping[int, int]], now_ms: int
+    lake: LakeDescription,
+    offsets: Mapping[str, Mapping[int, int]],
+    now_ms: int,
+    stopped: str = "",
 ) -> LakeDescription:
-    """Return the lake with recorded progress. Smaller offsets and other topics change nothing."""
+    """Return the lake with recorded progress. Smaller offsets and other topics change nothing.
+
+    ``stopped``: the reason why the worker stopped. Then the time of the last progress remains.
+    """
     topics = tuple(
         replace(
             each,
@@ -100,7 +111,8 @@ def advanced(
         for each in lake.topics
         for found in (offsets.get(each.id, {}),)
     )
-    return replace(lake, topics=topics, recorded_ms=now_ms)
+    recorded_ms = lake.recorded_ms if stopped else now_ms
+    return replace(lake, topics=topics, recorded_ms=recorded_ms, stopped=stopped)
 
 
 def tiered(lakes: Iterable[LakeDescription], topic_id: str, partition: int) -> int | None:

@@ -28,6 +28,7 @@ from spark_stream.errors import LakeUnavailable, UnknownTopic
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import AddFile, encoded, version_path
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP, table_schema
+from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.merging import range_of
 from spark_stream.lake.reading import read_rows
@@ -36,6 +37,7 @@ from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
 from spark_stream.lake.storage.snapshots import delete_files, put_floor, read_step
 from spark_stream.lake.storage.stores import LakeStore
+from spark_stream.lake_worker.counts import WorkerCounts
 from spark_stream.schema.schemas import is_default
 from spark_stream.steps import Script, Step, run_script
 from spark_stream.wire.messages import EARLIEST
@@ -54,15 +56,21 @@ class Driver:
         topics: TopicsClient,
         lake: LakeDescription,
         store: LakeStore,
+        counts: WorkerCounts,
         round_bytes: int = ROUND_BYTES,
     ) -> None:
         self._connection = connection
         self._topics = topics
         self._lake = lake
         self._store = store
+        self._counts = counts
         self._round_bytes = round_bytes
         self.is_behind = False
         """Whether the last cut was limited, so that the next round need not wait."""
+        self.ends: dict[tuple[str, int], int] = {}
+        """The ends of the committed records at the last cut."""
+        self.looked_s = 0.0
+        """The time of the last cut, on the monotonic clock."""
 
     def run(self, script: Script[T]) -> T:
         """Drive a script to its end. Raise its error."""
@@ -83,9 +91,7 @@ class Driver:
             case steps.DeleteFiles(table, paths):
                 return delete_files(self._store, table, paths)
             case steps.PutVersion(table, version, actions):
-                return self._store.put_if_absent(
-                    f"{table}/{version_path(version)}", encoded(actions)
-                )
+                return self._put(f"{table}/{version_path(version)}", encoded(actions))
             case steps.WriteFiles(topic, ranges):
                 return self._write_files(topic, ranges)
             case steps.WriteCut(cut):
@@ -95,6 +101,12 @@ class Driver:
             case steps.WriteCheckpoint(table):
                 return write_checkpoint(self._store, table)
         return read_step(self._store, step)
+
+    def _put(self, path: str, data: bytes) -> bool:
+        with self._counts.commits.time():
+            put = self._store.put_if_absent(path, data)
+        self._counts.conflicts += not put
+        return put
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -117,12 +129,14 @@ class Driver:
 
     def _find_cut(self, lower: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
         ids = {each.name: each.id for each in self._lake.topics}
+        self.looked_s = time.monotonic()
         bounds = self._topics.look_up(
             [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
         )
         for error in bounds.unknown.values():
             raise error
         ends = {name: bounds.topics[name].offsets for name in lower}
+        self.ends = {(name, n): at for name, found in ends.items() for n, at in found.items()}
         upper = self._limits(lower, ends)
         self.is_behind = any(at < ends[name].get(number, 0) for (name, number), at in upper.items())
         flat = {(name, n): at for name, found in lower.items() for n, at in found.items()}
@@ -173,6 +187,9 @@ class Driver:
             file = write_rows(self._store, topic.name, name, schema, batches)
             if file is not None:
                 found.append(file)
+                self._counts.written_files += 1
+                self._counts.written_bytes += file.size
+                self._counts.written_records += record_count(file)
         return found
 
     def _rows(
@@ -240,6 +257,7 @@ class Driver:
         name = f"merged-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
         merged = write_rows(self._store, table, name, schema, batches, data_change=False)
         assert merged is not None
+        self._counts.merged_files += len(files)
         return merged
 
 

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
 from spark_stream.client.log import Log
+from spark_stream.consistency.lakes import STOPPED_MAX
 from spark_stream.errors import InvalidOption, IsologError, LakeStopped, UnknownLake
 from spark_stream.lake.expiry import expire_table
 from spark_stream.lake.merging import merge_table
 from spark_stream.lake.rounds import Lake, run_round
 from spark_stream.lake.storage.stores import LakeStore, open_store
+from spark_stream.lake_worker.counts import WorkerCounts
 from spark_stream.lake_worker.driver import ROUND_BYTES, Driver
 from spark_stream.lake_worker.iceberg import IcebergTables
 from spark_stream.loggers import logger_of
@@ -26,6 +29,7 @@ logger = logger_of(__name__)
 
 _RETRY_S: Final = 1.0
 _OUTDATED_MAX: Final = 20
+_REPORT_S: Final = 60.0
 Wait = Callable[[float], bool]
 """A function that waits for some seconds. It returns whether the worker has to end."""
 
@@ -68,6 +72,7 @@ class LakeWorker:
     def __init__(self, log: Log, name: str, round_bytes: int = ROUND_BYTES) -> None:
         self._log = log
         self._connection = log._connection
+        self.counts = WorkerCounts(name)
         self._lake = log.describe_lake(name)
         if self._lake.omitted:
             raise LakeStopped(
@@ -76,6 +81,7 @@ class LakeWorker:
                 lake=name,
             )
         self._store: LakeStore = open_store(self._lake.location)
+        self.counts.freshness_s = self._lake.freshness_ms / 1_000
         self._round_bytes = round_bytes
         self._iceberg: IcebergTables | None = None
         self._reset()
@@ -83,11 +89,17 @@ class LakeWorker:
     def _reset(self) -> None:
         """Drop all state in memory. The next round reads the tables again."""
         self._driver = Driver(
-            self._connection, self._log._topics, self._lake, self._store, self._round_bytes
+            self._connection,
+            self._log._topics,
+            self._lake,
+            self._store,
+            self.counts,
+            self._round_bytes,
         )
         names = [each.name for each in self._lake.topics]
         self._tables = Lake(self._lake.id, self._connection.cluster_id or "", names)
         self._recorded: dict[str, dict[int, int]] = {}
+        self._recorded_s = 0.0
         self._expiry_due_ms: dict[str, int] = {}
 
     def run(self, wait: Wait | None = None) -> None:
@@ -102,7 +114,7 @@ class LakeWorker:
             started = time.monotonic()
             pause = self._lake.freshness_ms / 1_000
             try:
-                result = self.round()
+                result = self._counted_round()
                 if result.behind:
                     pause = 0.0
                 if isinstance(result.problem, InvalidOption):
@@ -130,10 +142,32 @@ class LakeWorker:
 
         Raises: as :meth:`run`, and errors that a retry may mend.
         """
-        while (result := self.round()).behind:
+        while (result := self._counted_round()).behind:
             pass
         if result.problem is not None:
             raise result.problem
+
+    def _counted_round(self) -> RoundResult:
+        """Run a round, and count its error. Record a stop, so that brokers and consoles show it."""
+        try:
+            found = self.round()
+        except IsologError as error:
+            self.counts.refused.add(error.code)
+            self.counts.problem = error.message
+            if not error.retriable and not isinstance(error, UnknownLake):
+                with suppress(IsologError):  # the first error is the one to raise
+                    self._record_stop(error.message)
+            raise
+        self.counts.rounds += 1
+        self.counts.problem = None
+        if found.problem is not None:
+            self.counts.refused.add(found.problem.code)
+            self.counts.problem = found.problem.message
+        return found
+
+    def _record_stop(self, reason: str) -> None:
+        lakes, lake = self._log._lakes, self._lake
+        lakes.record_progress(lake.name, lake.id, {}, reason[:STOPPED_MAX])
 
     def round(self) -> RoundResult:
         """Run one round, merge small files, record the tables' offsets, and remove old versions.
@@ -149,6 +183,7 @@ class LakeWorker:
         self._expire()
         problem = self._mirror()
         tables = self._tables.tables
+        self.counts.note_tables(tables.values())
         return RoundResult(
             {name: table.version for name, table in tables.items()},
             sum(len(table.files) for table in tables.values()),
@@ -176,15 +211,25 @@ class LakeWorker:
                 logger.info("removed %d expired files of the table %s", removed, name)
 
     def _record(self) -> None:
-        """Record the offsets that the versions in the location have: the tables were read there."""
+        """Record the offsets that the versions in the location have: the tables were read there.
+
+        Also without progress from time to time, so that an absent worker shows.
+        """
         found: dict[str, dict[int, int]] = {}
         for topic in self._lake.topics:
             table = self._tables.tables[topic.name]
             table.check(self._tables.cluster, topic.id)
             found[topic.id] = table.offsets(topic.id)
-        if found != self._recorded:
+        have = {
+            (topic.name, partition): at
+            for topic in self._lake.topics
+            for partition, at in found[topic.id].items()
+        }
+        self.counts.freshness.note(self._driver.looked_s, self._driver.ends, have)
+        now_s = time.monotonic()
+        if found != self._recorded or now_s - self._recorded_s >= _REPORT_S:
             self._log._lakes.record_progress(self._lake.name, self._lake.id, found)
-            self._recorded = found
+            self._recorded, self._recorded_s = found, now_s
 
     def _mirror(self) -> IsologError | None:
         """Give the Iceberg tables the files of the Delta tables. Return the first error."""

@@ -65,9 +65,15 @@ def _check(lake: LakeDescription) -> None:
 
 
 def record_progress(
-    name: str, lake_id: str, offsets: Mapping[str, Mapping[int, int]], now_ms: int
+    name: str,
+    lake_id: str,
+    offsets: Mapping[str, Mapping[int, int]],
+    now_ms: int,
+    stopped: str = "",
 ) -> Script[None]:
     """Record the offsets that a worker has read back from the tables, by topic id.
+
+    ``stopped``: the reason why the worker stopped.
 
     Raises:
         UnknownLake: There is no lake with this name and id.
@@ -77,7 +83,7 @@ def record_progress(
         lake = None if record is None else decode(record.value)
         if record is None or lake is None or lake.id != lake_id:
             raise unknown(name)
-        after = encode(advanced(lake, offsets, now_ms))
+        after = encode(advanced(lake, offsets, now_ms, stopped))
         if (yield from PutRecord(LAKES + name, after, record.version)):
             return
 

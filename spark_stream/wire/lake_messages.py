@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from spark_stream.access.rules import Operation, described, on_lake, to_create_lake
 from spark_stream.consistency.lakes import (
     FileBytesField,
@@ -9,6 +11,7 @@ from spark_stream.consistency.lakes import (
     IcebergName,
     LakeDescription,
     LakeId,
+    StoppedField,
     Tiered,
 )
 from spark_stream.structs import Name
@@ -55,12 +58,16 @@ class DescribeLake(Call[LakeDescription], name="describe-lake", needs=on_lake(DE
 class RecordLakeProgress(Call[None], name="record-lake-progress", needs=on_lake(WRITE)):
     """Record the offsets that a worker has read back from the tables of a lake.
 
-    ``tiered``: by topic id and partition. Smaller offsets change nothing.
+    ``tiered``: by topic id and partition. Smaller offsets change nothing. ``stopped``: the reason
+    why the worker stopped. The next progress of a worker removes it.
     """
+
+    HINTS: ClassVar[frozenset[str]] = frozenset({"stopped"})
 
     lake: Name
     lake_id: LakeId
     tiered: Tiered
+    stopped: StoppedField = ""
 
 
 class DropLake(Call[None], name="drop-lake", needs=on_lake(DELETE), once=True):

@@ -7,7 +7,9 @@ import re
 import pytest
 import yaml
 
-from spark_stream.broker.metrics.series import TABLE, SeriesKind
+from spark_stream.broker.metrics.series import TABLE
+from spark_stream.figures import SeriesKind
+from spark_stream.lake_worker.counts import WorkerFigures
 from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
@@ -16,7 +18,9 @@ DOCS = ROOT / "docs"
 @pytest.mark.parametrize("page", ["operations.md", "how-to/monitor.md", "reference/alerts.md"])
 def test_pages_for_operators_name_only_exported_metrics(page: str) -> None:
     text = (DOCS / page).read_text()
-    assert set(re.findall(r"`(isolog_\w+)", text)) <= {each.name for each in TABLE}
+    assert set(re.findall(r"`(isolog_\w+)", text)) <= {
+        each.name for each in (*TABLE, *WorkerFigures.series())
+    }
 
 
 def test_job_for_details_keeps_only_other_series() -> None:

@@ -56,13 +56,19 @@ def describe_lake(context: BrokerContext, asked: DescribeLake) -> LakeDescriptio
 
 def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
     topics = [each for each in lake.topics if context.may_describe(ResourceKind.TOPIC, each.name)]
-    return replace(lake, topics=tuple(topics), omitted=len(lake.topics) - len(topics))
+    omitted = len(lake.topics) - len(topics)
+    stopped = lake.stopped
+    if stopped and omitted:
+        stopped = "The reason is hidden: you may not describe all topics of the lake."
+    return replace(lake, topics=tuple(topics), omitted=omitted, stopped=stopped)
 
 
 @handles(RecordLakeProgress)
 def record_lake_progress(context: BrokerContext, asked: RecordLakeProgress) -> None:
     now_ms = context.transactions.now_ms()
-    context.transactions.run(lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms))
+    context.transactions.run(
+        lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms, asked.stopped)
+    )
 
 
 @handles(DropLake)

@@ -20,6 +20,7 @@ from spark_stream.broker.serving.pool import Activity
 from spark_stream.broker.serving.serving import Serving
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Bounds, Isolation, Lag, lag_of, state_of
+from spark_stream.consistency.lakes import tiered
 from spark_stream.consistency.transactions.transactions import (
     Joined,
     PositionOf,
@@ -261,10 +262,27 @@ class Scrape:
         for lake in self.host.view.now.lakes.values():
             topics = {each.id: each.tiered for each in lake.topics}
             found[(lake.name,)] = sum(
-                max(0, int(bounds.last_stable_offset) - topics[at.topic_id].get(at.number, 0))
+                max(
+                    0,
+                    int(bounds.last_stable_offset)
+                    - max(int(bounds.log_start_offset), topics[at.topic_id].get(at.number, 0)),
+                )
                 for at, bounds in self.led.values()
                 if at.topic_id in topics
             )
+        return found
+
+    @cached_property
+    def held_back(self) -> dict[str, tuple[int, int]]:
+        """The number and bytes of segments that tables hold, by topic with local retention."""
+        found: dict[str, tuple[int, int]] = {}
+        lakes = self.host.view.now.lakes.values()
+        for each in self.replicas:
+            if each.log.format.settings.needs_table:
+                have = tiered(lakes, each.topic_id, each.number) or 0
+                segments, size = each.held_back(have)
+                before = found.get(each.topic, (0, 0))
+                found[each.topic] = before[0] + segments, before[1] + size
         return found
 
     @cached_property

@@ -1,9 +1,6 @@
 """All series of a broker: their names, kinds, meanings and labels, and how each is read.
 
-A group of series is a subclass of :class:`Figures`. A field is a series: its name is the field's
-with ``isolog_`` before it, and ``_total`` after that of a counter. Its value is a number or a
-distribution, or one for each tuple of label values. To add a series, add a field, read it in
-``read``, and run `make docs`. Names end with their unit.
+To add a series, add a field to a group, read it in ``read``, and run `make docs`.
 
 A group with a label for topics, partitions, principals or transactions is ``detailed``: it is shown
 at `/metrics/all` only. Sinks are few, and shown at both. So is the one transaction that holds
@@ -12,105 +9,30 @@ readers back the longest.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from enum import Enum, StrEnum
-from typing import Any, ClassVar, Final, Self, TypeAlias, dataclass_transform
+from collections.abc import Mapping
+from typing import Final, Self
 
 import pyarrow as pa
-from msgspec import Struct
 
 from spark_stream.broker.metrics.scrape import Scrape
 from spark_stream.counting import Distribution, Place
 from spark_stream.environment import VERSION
+from spark_stream.figures import (
+    ByLabels,
+    Distributions,
+    Figures,
+    Labels,
+    Subject,
+    counter,
+    gauge,
+    histogram,
+)
 from spark_stream.wire.cluster_messages import ProblemKind
 
-
-class SeriesKind(StrEnum):
-    """The type of a series, as Prometheus names it."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Subject(Enum):
-    """The subject of a group of series, in the order of the page."""
-
-    CLUSTER = "The cluster, as this broker sees it (take `max`, not `sum`, over brokers)"
-    BROKER = "The broker and its replicas"
-    TRAFFIC = "Traffic"
-    LATENCY = "Latency and errors"
-    TRANSACTIONS = "Transactions, and what readers wait for"
-    REPLICATION = "Replication"
-    DISK = "Disk"
-    LOAD = "Memory, connections, quotas"
-    STORE = "Metadata store"
-    CONSUMERS = "Consumers, queries and sinks"
-
-
-Labels: TypeAlias = tuple[str, ...]
-Sample: TypeAlias = float | Distribution
-ByLabels: TypeAlias = Mapping[Labels, float]
-Distributions: TypeAlias = Mapping[Labels, Distribution]
 _PLACE: Final = ("topic", "partition")
 
 
-class Series(Struct, frozen=True):
-    """One family of series. Its value is the field of this name in a group of figures."""
-
-    subject: Subject
-    name: str
-    kind: SeriesKind
-    meaning: str
-    labels: Labels
-    detailed: bool
-    field: str
-
-
-def counter(meaning: str, *labels: str) -> Any:
-    """Declare a number that only grows."""
-    return field(metadata={"series": (SeriesKind.COUNTER, meaning, labels)})
-
-
-def gauge(meaning: str, *labels: str) -> Any:
-    """Declare a number that may fall."""
-    return field(metadata={"series": (SeriesKind.GAUGE, meaning, labels)})
-
-
-def histogram(meaning: str, *labels: str) -> Any:
-    """Declare a distribution of durations."""
-    return field(metadata={"series": (SeriesKind.HISTOGRAM, meaning, labels)})
-
-
-@dataclass_transform(kw_only_default=True, field_specifiers=(counter, gauge, histogram))
-class Figures(ABC):
-    """A group of series, with their values at one scrape. Subclasses are dataclasses."""
-
-    subject: ClassVar[Subject]
-    detailed: ClassVar[bool]
-
-    def __init_subclass__(cls, *, subject: Subject, detailed: bool = False) -> None:
-        cls.subject = subject
-        cls.detailed = detailed
-        dataclass(kw_only=True)(cls)
-
-    @classmethod
-    @abstractmethod
-    def read(cls, scrape: Scrape) -> Self:
-        """Read the values of one scrape."""
-
-    @classmethod
-    def series(cls) -> Iterator[Series]:
-        """Yield the series of the group."""
-        for each in fields(cls):  # type: ignore[arg-type]  # mypy: no dataclass before subclassing
-            kind, meaning, labels = each.metadata["series"]
-            name = f"isolog_{each.name}" + ("_total" if kind is SeriesKind.COUNTER else "")
-            yield Series(cls.subject, name, kind, meaning, labels, cls.detailed, each.name)
-
-
-class ClusterFigures(Figures, subject=Subject.CLUSTER):
+class ClusterFigures(Figures[Scrape], subject=Subject.CLUSTER):
     """The brokers, topics and partitions of the cluster."""
 
     brokers: int = gauge("Registered brokers")
@@ -146,7 +68,7 @@ class ClusterFigures(Figures, subject=Subject.CLUSTER):
         )
 
 
-class BrokerFigures(Figures, subject=Subject.BROKER):
+class BrokerFigures(Figures[Scrape], subject=Subject.BROKER):
     """The state of the broker and its replicas."""
 
     broker_info: ByLabels = gauge(
@@ -193,7 +115,7 @@ class BrokerFigures(Figures, subject=Subject.BROKER):
         )
 
 
-class TrafficFigures(Figures, subject=Subject.TRAFFIC):
+class TrafficFigures(Figures[Scrape], subject=Subject.TRAFFIC):
     """The traffic of all replicas since the start of the broker."""
 
     append_batches: int = counter("Batches that producers have appended")
@@ -222,7 +144,7 @@ class TrafficFigures(Figures, subject=Subject.TRAFFIC):
         )
 
 
-class ReplicaTraffic(Figures, subject=Subject.TRAFFIC, detailed=True):
+class ReplicaTraffic(Figures[Scrape], subject=Subject.TRAFFIC, detailed=True):
     """The traffic of each replica."""
 
     partition_append_batches: ByLabels = counter("Appended batches, by replica", *_PLACE)
@@ -251,7 +173,7 @@ class ReplicaTraffic(Figures, subject=Subject.TRAFFIC, detailed=True):
         )
 
 
-class LatencyFigures(Figures, subject=Subject.LATENCY):
+class LatencyFigures(Figures[Scrape], subject=Subject.LATENCY):
     """Latencies of calls and streams, and errors."""
 
     append_seconds: Distributions = histogram(
@@ -280,7 +202,7 @@ class LatencyFigures(Figures, subject=Subject.LATENCY):
         )
 
 
-class ActionLatencies(Figures, subject=Subject.LATENCY, detailed=True):
+class ActionLatencies(Figures[Scrape], subject=Subject.LATENCY, detailed=True):
     """Latencies of calls, by kind."""
 
     action_seconds: Distributions = histogram("Every kind of action of clients", "action")
@@ -291,7 +213,7 @@ class ActionLatencies(Figures, subject=Subject.LATENCY, detailed=True):
         return cls(action_seconds={(name,): each.read() for name, each in found.items()})
 
 
-class TransactionFigures(Figures, subject=Subject.TRANSACTIONS):
+class TransactionFigures(Figures[Scrape], subject=Subject.TRANSACTIONS):
     """Open transactions, and records that readers do not get yet."""
 
     transactions_open: int = gauge(
@@ -330,7 +252,7 @@ class TransactionFigures(Figures, subject=Subject.TRANSACTIONS):
         )
 
 
-class BoundsOfPartitions(Figures, subject=Subject.TRANSACTIONS, detailed=True):
+class BoundsOfPartitions(Figures[Scrape], subject=Subject.TRANSACTIONS, detailed=True):
     """The age of each open transaction, and the bounds of each partition that the broker leads."""
 
     transaction_open_seconds: ByLabels = gauge(
@@ -357,7 +279,7 @@ class BoundsOfPartitions(Figures, subject=Subject.TRANSACTIONS, detailed=True):
         )
 
 
-class FollowerFigures(Figures, subject=Subject.REPLICATION):
+class FollowerFigures(Figures[Scrape], subject=Subject.REPLICATION):
     """The greatest lag of each follower."""
 
     follower_lag_entries: ByLabels = gauge(
@@ -380,7 +302,7 @@ class FollowerFigures(Figures, subject=Subject.REPLICATION):
         return cls(follower_lag_entries=entries, follower_lag_seconds=seconds)
 
 
-class FollowersOfPartitions(Figures, subject=Subject.REPLICATION, detailed=True):
+class FollowersOfPartitions(Figures[Scrape], subject=Subject.REPLICATION, detailed=True):
     """The lag of each follower in each partition."""
 
     partition_follower_lag_entries: ByLabels = gauge(
@@ -399,7 +321,7 @@ class FollowersOfPartitions(Figures, subject=Subject.REPLICATION, detailed=True)
         )
 
 
-class DiskFigures(Figures, subject=Subject.DISK):
+class DiskFigures(Figures[Scrape], subject=Subject.DISK):
     """The disk, the logs on it, and the search for damage."""
 
     disk_size_bytes: int = gauge("Size of the directory's file system")
@@ -429,7 +351,7 @@ class DiskFigures(Figures, subject=Subject.DISK):
         )
 
 
-class TopicSizes(Figures, subject=Subject.DISK, detailed=True):
+class TopicSizes(Figures[Scrape], subject=Subject.DISK, detailed=True):
     """The size of each topic on the broker's disk."""
 
     topic_log_bytes: ByLabels = gauge("Bytes of the broker's logs, by topic", "topic")
@@ -443,7 +365,7 @@ class TopicSizes(Figures, subject=Subject.DISK, detailed=True):
         )
 
 
-class LoadFigures(Figures, subject=Subject.LOAD):
+class LoadFigures(Figures[Scrape], subject=Subject.LOAD):
     """Memory, connections, streams, and delays by quotas."""
 
     batches_memory_bytes: int = gauge("Memory that batches take now")
@@ -474,7 +396,7 @@ class LoadFigures(Figures, subject=Subject.LOAD):
         )
 
 
-class PrincipalFigures(Figures, subject=Subject.LOAD, detailed=True):
+class PrincipalFigures(Figures[Scrape], subject=Subject.LOAD, detailed=True):
     """Delays by quotas, by principal."""
 
     principal_throttled_seconds: ByLabels = counter(
@@ -486,7 +408,7 @@ class PrincipalFigures(Figures, subject=Subject.LOAD, detailed=True):
         return cls(principal_throttled_seconds=scrape.throttled)
 
 
-class StoreFigures(Figures, subject=Subject.STORE):
+class StoreFigures(Figures[Scrape], subject=Subject.STORE):
     """Requests to the metadata store."""
 
     store_reachable: bool = gauge(
@@ -511,7 +433,7 @@ class StoreFigures(Figures, subject=Subject.STORE):
         )
 
 
-class ConsumerFigures(Figures, subject=Subject.CONSUMERS):
+class ConsumerFigures(Figures[Scrape], subject=Subject.CONSUMERS):
     """Named consumers, groups, queries and sinks."""
 
     consumer_lag_records: ByLabels = gauge(
@@ -541,11 +463,6 @@ class ConsumerFigures(Figures, subject=Subject.CONSUMERS):
         " hung, and did not leave. Take `sum` over brokers",
         "consumer",
     )
-    lake_lag_records: ByLabels = gauge(
-        "Committed records that a lake's worker has not read back from its tables, in partitions"
-        " that the broker leads. Take `sum` over brokers",
-        "lake",
-    )
     sink_committed_batch: ByLabels = gauge(
         "The last batch that a query's sink has committed; -1 before the first. Every broker shows"
         " it: take `max`",
@@ -561,14 +478,13 @@ class ConsumerFigures(Figures, subject=Subject.CONSUMERS):
             consumer_position_records={key: at for key, (at, _, _) in consumers.items()},
             consumer_state=scrape.states,
             group_lost_members=_by_name(scrape.counts.lost_members.read()),
-            lake_lag_records=scrape.lakes,
             sink_committed_batch={
                 (each.transactional_id, each.query): each.committed_batch for each in scrape.sinks
             },
         )
 
 
-class ConsumersInPartitions(Figures, subject=Subject.CONSUMERS, detailed=True):
+class ConsumersInPartitions(Figures[Scrape], subject=Subject.CONSUMERS, detailed=True):
     """The lag and the position of each named reader in each partition that the broker leads."""
 
     consumer_partition_lag_records: ByLabels = gauge(
@@ -589,11 +505,68 @@ class ConsumersInPartitions(Figures, subject=Subject.CONSUMERS, detailed=True):
         )
 
 
-GROUPS: Final[tuple[type[Figures], ...]] = (
+class LakeFigures(Figures[Scrape], subject=Subject.LAKES):
+    """The progress of lakes, and the segments that wait for them."""
+
+    lake_lag_records: ByLabels = gauge(
+        "Committed records that a lake's worker has not read back from its tables, in partitions"
+        " that the broker leads. Take `sum` over brokers",
+        "lake",
+    )
+    lake_report_age_seconds: ByLabels = gauge(
+        "The time since a worker of the lake has reported its progress, or since the lake was"
+        " created. A worker reports at least once a minute, or after each round",
+        "lake",
+    )
+    lake_freshness_seconds: ByLabels = gauge("`freshness` of the lake", "lake")
+    lake_stopped: ByLabels = gauge(
+        "1 after the worker stopped for a reason that a retry does not mend, until the next round"
+        " of a worker. `isolog lake list` shows the reason",
+        "lake",
+    )
+    segments_held: int = gauge(
+        "Segments past their local retention that the broker keeps, because a table of the topic"
+        " lacks their records"
+    )
+    segments_held_bytes: int = gauge("Bytes of these segments")
+
+    @classmethod
+    def read(cls, scrape: Scrape) -> Self:
+        lakes, now_ms = scrape.host.view.now.lakes.values(), scrape.here.transactions.now_ms()
+        held = scrape.held_back.values()
+        return cls(
+            lake_lag_records=scrape.lakes,
+            lake_report_age_seconds={
+                (each.name,): max(0, now_ms - (each.recorded_ms or each.created_ms)) / 1_000
+                for each in lakes
+            },
+            lake_freshness_seconds={(each.name,): each.freshness_ms / 1_000 for each in lakes},
+            lake_stopped={(each.name,): bool(each.stopped) for each in lakes},
+            segments_held=sum(segments for segments, _ in held),
+            segments_held_bytes=sum(size for _, size in held),
+        )
+
+
+class HeldTopics(Figures[Scrape], subject=Subject.LAKES, detailed=True):
+    """The held segments of each topic."""
+
+    topic_segments_held: ByLabels = gauge("These segments, by topic", "topic")
+    topic_segments_held_bytes: ByLabels = gauge("Bytes of these segments, by topic", "topic")
+
+    @classmethod
+    def read(cls, scrape: Scrape) -> Self:
+        held = scrape.held_back.items()
+        return cls(
+            topic_segments_held={(name,): segments for name, (segments, _) in held},
+            topic_segments_held_bytes={(name,): size for name, (_, size) in held},
+        )
+
+
+GROUPS: Final[tuple[type[Figures[Scrape]], ...]] = (
     ClusterFigures, BrokerFigures, TrafficFigures, ReplicaTraffic, LatencyFigures, ActionLatencies,
     TransactionFigures, BoundsOfPartitions, FollowerFigures, FollowersOfPartitions, DiskFigures,
     TopicSizes, LoadFigures, PrincipalFigures, StoreFigures, ConsumerFigures,
-    ConsumersInPartitions,
+    ConsumersInPartitions, LakeFigures, HeldTopics,
 )  # fmt: skip
 TABLE: Final = tuple(series for group in GROUPS for series in group.series())
 

@@ -605,6 +605,11 @@ class Partition:
             dues = (self.core.forget_producers(now), self.log.housekeeping_due())
             return min((due for due in dues if due is not None), default=None)
 
+    def held_back(self, tiered: int) -> tuple[int, int]:
+        """Return the number and bytes of segments that local retention holds for tables."""
+        limit = self.core.bounds_state.removable
+        return self.log.held_back(self._clock.steady_us(), limit, Offset(tiered))
+
     def close(self, closing: CloseReason = CloseReason.BROKER_STOPS) -> None:
         """End appends and waits, then close the files.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
+from contextlib import ExitStack
 from typing import Annotated
 
 import typer
@@ -94,6 +95,7 @@ def list_(
                 "created_ms": each.created_ms,
                 "recorded_ms": each.recorded_ms,
                 "iceberg": each.iceberg,
+                "stopped": each.stopped,
             }
             for each in found
         ]
@@ -109,6 +111,9 @@ def list_(
             ago(each.recorded_ms, wall_ms()),
         )
     console().print(table)
+    for each in found:
+        if each.stopped:
+            note(f"the worker of lake {each.name} stopped: {each.stopped}")
 
 
 @app.command()
@@ -177,6 +182,14 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="End after all committed records are in the tables.")
     ] = False,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of metrics and health.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write the tables of a lake, until the command is interrupted or the lake is dropped.
 
@@ -185,10 +198,26 @@ def run(
     \b
     isolog lake run shop --path data/ --once
     """
+    from spark_stream.broker.connections import listening_socket
+    from spark_stream.lake_worker.counts import serve_counts
     from spark_stream.lake_worker.worker import LakeWorker
+    from spark_stream.wire.addresses import joined
 
-    with log(bootstrap, path) as opened:
+    if metrics_listen and once:
+        raise InvalidOption(
+            "--metrics-listen needs a worker that continues to run",
+            hint="Leave out --once.",
+            option="--metrics-listen",
+        )
+    with ExitStack() as ended:
+        opened = ended.enter_context(log(bootstrap, path))
         worker = LakeWorker(opened, name)
+        if metrics_listen:
+            bound = listening_socket(metrics_listen, "--metrics-listen")
+            ended.callback(bound.close)
+            ended.callback(serve_counts(bound, worker.counts))
+            host, port = bound.getsockname()[:2]
+            note(f"metrics and health are shown at http://{joined(host, port)}/")
         if once:
             worker.run_once()
             return

@@ -25,6 +25,14 @@ def statistics(file: AddFile) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
 
 
+def record_count(file: AddFile) -> int:
+    """Return the number of records in a file, 0 if it is unknown."""
+    try:
+        return int(json.loads(file.stats or "{}")["numRecords"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
 def bounds(file: AddFile) -> tuple[Interval, Interval]:
     """Return the intervals of a file's partitions and offsets, ``ANY`` if they are unknown."""
     least, most = statistics(file)

@@ -614,6 +614,21 @@ class PartitionLog:
         self.roll()
         return gone + self._evict(now, *limits)
 
+    def held_back(self, now: int, last_stable_offset: Offset, tiered: Offset) -> tuple[int, int]:
+        """Return the number and bytes of segments that only tables without their records hold.
+
+        For any thread.
+        """
+        settings, closed = self.format.settings, self._closed
+        if not settings.needs_table:
+            return 0, 0
+        facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
+        first, end = (
+            removable(facts, self._active.size, settings, now, int(last_stable_offset), 0, int(at))
+            for at in (tiered, last_stable_offset)
+        )
+        return end - first, sum(each.size for each in facts[first:end])
+
     def _evict(self, now: int, limit: int, trimmed: int, tiered: int) -> int:
         """Remove the segments that retention does not keep, and return their number."""
         settings, closed = self.format.settings, self._closed

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 import isolog
-from spark_stream.broker.metrics.series import TABLE, SeriesKind
+from spark_stream.broker.metrics.series import TABLE
 from spark_stream.broker.process import Broker
 from spark_stream.cluster.consumers import Query, ReaderSession
 from spark_stream.consistency.groups import GroupMember
 from spark_stream.consistency.isolation import STALLED_S, Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
+from spark_stream.figures import SeriesKind
 from spark_stream.scripts import groups
 from spark_stream.scripts.readers import record_heartbeat, record_progress
 from tests.broker.metrics.scraping import Samples, page, scraped
@@ -184,7 +185,38 @@ def test_the_lag_of_a_table_counts_to_the_last_stable_offset(shown, client, ten)
     ends = client._topics.offsets(ten, isolation="read_committed").offsets
     found = scraped(shown.metrics_address)
     assert found("isolog_lake_lag_records", lake="tables") == sum(ends.values()) - 4
+    assert found("isolog_lake_report_age_seconds", lake="tables") < 60
+    assert found("isolog_lake_freshness_seconds", lake="tables") == 60
+    assert found("isolog_lake_stopped", lake="tables") == 0
+    client._lakes.record_progress("tables", lake.id, {}, "it was restored")
+    shown.core.host.refresh()
+    assert scraped(shown.metrics_address)("isolog_lake_stopped", lake="tables") == 1
     client.drop_lake("tables")
+
+
+def test_segments_that_wait_for_tables_are_counted(shown, client):
+    config = {"segment.bytes": "65536", "local.retention.bytes": "1"}
+    topic = client.create_topic("held", schema=NUMBERS, config=config)
+    lake = client.create_lake("holds", "held", "/nowhere")
+    with client.producer() as producer:
+        for at in range(40):
+            producer.append("held", numbers(at * 1_000, 1_000), partition=0)
+            producer.flush()
+    log = shown.core.host.topic("held").partition(0).log
+    closed = [each.size for each in log._closed]
+    found = scraped(shown.metrics_address)
+    assert found("isolog_segments_held") == len(closed) > 3
+    assert found("isolog_segments_held_bytes") == sum(closed)
+    assert found("isolog_topic_segments_held", topic="held") == len(closed)
+    middle = int(log._closed[1].end.offset)
+    client._lakes.record_progress("holds", lake.id, {topic.id: {0: middle}})
+    shown.core.host.refresh()
+    found = scraped(shown.metrics_address)
+    assert found("isolog_segments_held") == len(closed) - 2
+    assert found("isolog_topic_segments_held_bytes", topic="held") == sum(closed[2:])
+    assert found("isolog_lake_lag_records", lake="holds") == 40_000 - middle
+    client.drop_lake("holds")
+    client.delete_topic("held")
 
 
 @pytest.mark.rule("the state of a reader in metrics", "broker/metrics/scrape.py")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from tests.broker.metrics.scraping import page, scraped
 from tests.cli.conftest import Call, Served
 from tests.lake_worker.lake_tables import rows_of
+from tests.support import eventually
 
 
 @pytest.fixture
@@ -89,6 +93,36 @@ def test_status_fails_if_a_person_has_to_decide(here, lake, served):
     stopped = here("lake", "run", "l", "--once")
     assert stopped.code == 1
     assert "version 1 of the table of-lake cannot be read" in stopped.err
+
+
+def test_a_running_worker_shows_its_metrics(here, lake, served, tmp_path):
+    command = [sys.executable, "-m", "isolog", "lake", "run", "l"]
+    listen = ["--metrics-listen", "127.0.0.1:0"]
+    env = os.environ | {"ISOLOG_BOOTSTRAP": served.bootstrap}
+    with (tmp_path / "said").open("wb") as errors:
+        worker = subprocess.Popen([*command, *listen], stderr=errors, env=env)
+    try:
+        said = eventually(
+            lambda: re.search("shown at http://(.*)/", (tmp_path / "said").read_text())
+        )
+        eventually(lambda: page(said[1], "/health/ready")[0] == 200)
+        found = scraped(said[1], "/metrics")
+        assert found("isolog_lake_worker_written_records_total", lake="l") == 3
+        assert found("isolog_lake_worker_lag_records", lake="l") == 0
+    finally:
+        worker.terminate()
+        assert worker.wait(60) == 0
+    refused = here("lake", "run", "l", "--once", *listen)
+    assert (refused.code, "--once" in refused.err) == (2, True)
+
+
+def test_the_list_shows_the_reason_of_a_stop(here, lake, served):
+    stopped = json.loads(here("lake", "list", "--output", "json").out)[0]["stopped"]
+    assert stopped == ""
+    lake_id = served.log.describe_lake("l").id
+    served.log._lakes.record_progress("l", lake_id, {}, "it was restored")
+    shown = here("lake", "list")
+    assert "the worker of lake l stopped: it was restored" in shown.err
 
 
 def test_clean_removes_only_old_files_that_no_version_has(here, lake):
