@@ -16,6 +16,7 @@ import yaml
 
 import isolog
 from spark_stream.broker.metrics.series import TABLE
+from spark_stream.lake_worker.counts import WorkerFigures
 from tests.broker.metrics.scraping import scraped
 from tests.broker.metrics.test_series import HOLDER
 from tests.brokers import brokers_on
@@ -83,11 +84,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
             with log.consumer("t", name="reader") as consumer:
                 next(iter(consumer.batches()))
                 consumer.commit()
+            log.create_lake("l", "t", "/nowhere")
         address = json.loads((folder / "a" / "broker.json").read_text())["metrics_address"]
 
         def all_there() -> dict[str, set[str]] | None:
             names = scraped(address).names | {HOLDER: {"transactional_id", "topic", "partition"}}
             seen = {"isolog_follower_lag_entries", "isolog_sink_committed_batch"}
+            seen |= {"isolog_lake_stopped"}
+            names |= {each.name: set(each.labels) for each in WorkerFigures.series()}
             return names if seen <= names.keys() else None
 
         yield eventually(all_there)
