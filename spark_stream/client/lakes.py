@@ -53,11 +53,18 @@ class LakesClient:
         names = [topics] if isinstance(topics, str) else list(topics)
         for each in names:
             table_schema(each, self._topics.describe(checked_topic(each)).schema)
+        place = _location(location)
+        if iceberg is not None and (bad := sorted(set("?#%").intersection(place))):
+            raise InvalidOption(
+                f"the location of a lake with Iceberg tables has no {bad[0]!r}: {place}",
+                hint="Choose another folder. Iceberg takes the paths of files for addresses.",
+                option="location",
+            )
         request = CreateLake.of(
             lake=name,
             lake_id=secrets.token_hex(8),
             topics=names,
-            location=_location(location),
+            location=place,
             freshness_ms=round(1_000 * freshness),
             file_bytes=file_bytes,
             iceberg=iceberg,

@@ -20,6 +20,7 @@ some names that Delta permits, such as ``_partition``. Such a column gets anothe
 from __future__ import annotations
 
 import json
+import time
 from importlib import import_module
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -31,6 +32,7 @@ from spark_stream.errors import InvalidOption, IsologError, LakeStopped, LakeUna
 from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import arrow_schema
 from spark_stream.lake.delta.table import Table
+from spark_stream.lake.expiry import FILE_RETENTION, FILE_RETENTION_MS, duration_ms
 from spark_stream.lake.storage.cleaning import DAY_MS
 from spark_stream.lake.storage.stores import LakeStore, StoredFile
 
@@ -52,7 +54,6 @@ _RESERVED: Final = {"_partition", "_file", "_pos", "_deleted", "_spec_id", "_row
 _PREFIX: Final = "_topic"
 _COMMITS_MAX: Final = 5
 _SNAPSHOTS_MAX: Final = 500
-_SNAPSHOTS_SPARE: Final = 100
 
 
 class _Refused(Exception):
@@ -141,7 +142,9 @@ class IcebergTables:
         Raises: as :meth:`sync`.
         """
         prefix = f"{FOLDER}/{delta.at}/metadata/"
-        old = [each for each in store.list(prefix) if now_ms - each.modified_ms > DAY_MS]
+        found = list(store.list(prefix))
+        now_ms = min(now_ms, max((each.modified_ms for each in found), default=now_ms))
+        old = [each for each in found if now_ms - each.modified_ms > DAY_MS]
         try:
             table = self._catalog.load_table((self._namespace, delta.at))
             self._version(table, delta)
@@ -165,27 +168,35 @@ class IcebergTables:
         columns = arrow_schema(delta.metadata.schema_string)
         columns = pa.schema([each.with_name(_shown(each.name)) for each in columns])
         table = self._open(delta, columns)
-        if self._version(table, delta) >= delta.version:
+        behind = self._version(table, delta) < delta.version
+        expired = _expired(table, delta)
+        if not behind and not expired:
             return
+        with table.transaction() as changes:
+            if expired:
+                expiry = self._updates.ExpireSnapshots(transaction=changes)
+                expiry.by_ids(expired).commit()
+            if behind:
+                self._add_snapshot(changes, table, delta, columns)
+
+    def _add_snapshot(self, changes: Any, table: Any, delta: Table, columns: pa.Schema) -> None:
         wanted = {self._address(delta.at, path) for path in delta.files}
         present = {each.file.file_path: each.file for each in table.scan().plan_files()}
         offsets = delta.offsets(self._topics[delta.at])
         summary = {VERSION: str(delta.version), _OFFSETS: json.dumps(offsets)}
-        with table.transaction() as changes:
-            with changes.update_schema() as schema:
-                schema.union_by_name(columns)
-            mapping = self._mapping(changes.table_metadata.schema())
-            if changes.table_metadata.properties.get(_MAPPING) != mapping:
-                changes.set_properties({_MAPPING: mapping})
-            self._expire(changes)
-            update = changes.update_snapshot(snapshot_properties=summary)
-            removed = present.keys() - wanted
-            with update.overwrite() if removed else update.merge_append() as files:
-                for path in sorted(removed):
-                    files.delete_data_file(present[path])
-                added = sorted(wanted - present.keys())
-                for each in self._data_files(changes.table_metadata, table.io, added):
-                    files.append_data_file(each)
+        with changes.update_schema() as schema:
+            schema.union_by_name(columns)
+        mapping = self._mapping(changes.table_metadata.schema())
+        if changes.table_metadata.properties.get(_MAPPING) != mapping:
+            changes.set_properties({_MAPPING: mapping})
+        update = changes.update_snapshot(snapshot_properties=summary)
+        removed = present.keys() - wanted
+        with update.overwrite() if removed else update.merge_append() as files:
+            for path in sorted(removed):
+                files.delete_data_file(present[path])
+            added = sorted(wanted - present.keys())
+            for each in self._data_files(changes.table_metadata, table.io, added):
+                files.append_data_file(each)
 
     def _open(self, delta: Table, columns: pa.Schema) -> Any:
         name = self._namespace, delta.at
@@ -245,15 +256,6 @@ class IcebergTables:
         of_files = metadata.model_copy(update={"schemas": [stored]})
         return self._files.parquet_files_to_data_files(io, of_files, iter(paths))
 
-    def _expire(self, changes: Any) -> None:
-        """Expire the first snapshots, a lot at a time, so that the metadata stays small."""
-        found = sorted(changes.table_metadata.snapshots, key=lambda each: each.sequence_number)
-        if len(found) >= _SNAPSHOTS_MAX + _SNAPSHOTS_SPARE:
-            expiry = self._updates.ExpireSnapshots(transaction=changes)
-            kept = {each.snapshot_id for each in changes.table_metadata.refs.values()}
-            first = [each.snapshot_id for each in found[:-_SNAPSHOTS_MAX]]
-            expiry.by_ids([each for each in first if each not in kept]).commit()
-
     def _address(self, topic: str, path: str) -> str:
         path = unquote(path)
         return path if urlsplit(path).scheme else f"{self._root}/{topic}/{path}"
@@ -270,6 +272,20 @@ class IcebergTables:
             hint="Check the catalog and its keys. The Delta table is complete, and the worker tries"
             " again.",
         )
+
+
+def _expired(table: Any, delta: Table) -> list[int]:
+    """Return the snapshots whose files the Delta table may soon remove, and the first ones."""
+    age_ms = duration_ms(delta, FILE_RETENTION, FILE_RETENTION_MS)
+    limit_ms = time.time_ns() // 1_000_000 - age_ms
+    kept = {each.snapshot_id for each in table.metadata.refs.values()}
+    found = sorted(table.snapshots(), key=lambda each: each.sequence_number)
+    return [
+        each.snapshot_id
+        for at, each in enumerate(found)
+        if each.snapshot_id not in kept
+        and (at < len(found) - _SNAPSHOTS_MAX or each.timestamp_ms < limit_ms)
+    ]
 
 
 def _shown(name: str) -> str:

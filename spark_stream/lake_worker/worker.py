@@ -180,8 +180,8 @@ class LakeWorker:
                 break
         self._merge()
         self._record()
+        problem = self._mirror()  # its old snapshots expire before their files
         self._expire()
-        problem = self._mirror()
         tables = self._tables.tables
         self.counts.note_tables(tables.values())
         return RoundResult(

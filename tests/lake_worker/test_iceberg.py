@@ -5,6 +5,7 @@ Every test ends with the same files in both tables, or with the reason why they 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from isolog.errors import InvalidOption, LakeStopped, LakeUnavailable
 from spark_stream.lake_worker import iceberg as module
 from spark_stream.lake_worker.iceberg import VERSION, IcebergTables
 from spark_stream.lake_worker.status import orphans_of, topics_of
+from tests.lake.storage.object_server import object_server
 from tests.lake_worker.lake_tables import rows_of, table_of
 
 pyiceberg_catalog = pytest.importorskip("pyiceberg.catalog")
@@ -285,17 +287,14 @@ def test_a_table_of_another_program_is_not_touched(shop):
     assert shop.table.current_snapshot() is None
 
 
-def test_snapshots_expire_in_lots_and_their_files_are_orphans(shop, monkeypatch):
+def test_snapshots_expire_by_number_and_their_files_are_orphans(shop, monkeypatch):
     monkeypatch.setattr(module, "_SNAPSHOTS_MAX", 3)
-    monkeypatch.setattr(module, "_SNAPSHOTS_SPARE", 3)
     monkeypatch.setattr(module, "DAY_MS", -(10**15))
-    worker, counts = shop.worker(), []
-    for at in range(13):
+    worker = shop.worker()
+    for at in range(9):
         shop.append(at, 1)
         worker.run_once()
-        counts.append(len(shop.table.snapshots()))
-    assert max(counts) == 6
-    assert counts[-1] < 6
+    assert len(shop.table.snapshots()) == 4  # the last three, and the new one
     shop.versions()
     found = [each.path for each in orphans_of(shop.lake, 0)]
     assert found
@@ -307,11 +306,58 @@ def test_snapshots_expire_in_lots_and_their_files_are_orphans(shop, monkeypatch)
     shop.check()
 
 
+def test_snapshots_expire_before_the_files_that_a_merge_replaced(shop, monkeypatch):
+    monkeypatch.setattr(module, "FILE_RETENTION_MS", 10**9)
+    worker = shop.worker()
+    for at in range(3):
+        shop.append(at, 1)
+        worker.run_once()
+    assert len(shop.table.snapshots()) == 3
+    monkeypatch.setattr(module, "FILE_RETENTION_MS", -(10**9))
+    worker.run_once()  # without a new version
+    [snapshot] = shop.table.snapshots()
+    assert shop.check(snapshot) == worker.round().versions["t"]
+    shop.append(3, 1)
+    worker.run_once()
+    assert shop.table.scan().to_arrow().num_rows == 4
+
+
 @pytest.mark.parametrize("name", ["sqlite:///x.db", "a.b.c", "user:key@host", ""])
 def test_a_lake_has_the_name_of_a_catalog_and_no_address(log, tmp_path, name):
     log.create_topic("t", schema=NUMBERS)
     with pytest.raises(InvalidOption, match="is no name of an Iceberg catalog"):
         log.create_lake("l", "t", tmp_path, iceberg=name)
+
+
+def test_paths_of_files_are_addresses(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    with pytest.raises(InvalidOption, match="has no '#'"):
+        log.create_lake("l", "t", tmp_path / "a#b", iceberg="lakes")
+
+
+@pytest.fixture
+def endpoint(monkeypatch):
+    with object_server() as found:
+        for name, value in found.environment().items():
+            monkeypatch.setenv(name, value)
+        yield found.address
+
+
+def test_files_and_metadata_may_be_objects(log, endpoint, catalog):
+    settings = pyiceberg_catalog._ENV_CONFIG.config["catalog"]["lakes"]
+    settings |= {"s3.endpoint": endpoint, "s3.region": "us-east-1"}
+    catalog = pyiceberg_catalog.load_catalog("lakes")
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", f"s3://lake/{secrets.token_hex(4)}", iceberg="lakes")
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(5):
+        with log.producer() as producer:
+            rows = pa.table({"n": pa.array([at], pa.int32()), "text": ["x"]})
+            producer.append("t", rows, partition=0).result(60)
+        worker.run_once()
+    table = catalog.load_table("l.t")
+    assert sorted(table.scan().to_arrow()["n"].to_pylist()) == list(range(5))
+    assert orphans_of(log.describe_lake("l"), 0) == []
 
 
 def test_an_unknown_catalog_is_named_with_its_remedy(log, tmp_path, catalog):

@@ -9,13 +9,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import isolog
 from isolog.testing import LocalCluster
+from spark_stream.lake_worker.iceberg import VERSION
 from tests.lake_worker.lake_tables import rows_of, table_of
+
+catalogs = pytest.importorskip("pyiceberg.catalog")
 
 ROWS = pa.schema([("tx", pa.int32()), ("text", pa.string())])
 TOPICS = ("orders", "audit")
@@ -62,13 +66,20 @@ def worker_of(bootstrap: str, said: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.full  # simulated kills: tests/lake/test_rounds.py
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", [1])
-def test_no_row_is_lost_or_duplicated(tmp_path: Path, seed: int) -> None:
+def test_no_row_is_lost_or_duplicated(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKES__URI", uri)  # of the workers
+    monkeypatch.setattr(catalogs._ENV_CONFIG, "config", {"catalog": {"lakes": {"uri": uri}}})
     chance = random.Random(seed)
     root, said = tmp_path / "lake", tmp_path / "said"
     with LocalCluster(3) as cluster, isolog.connect(cluster.bootstrap, timeout=60) as log:
         for name in TOPICS:
             log.create_topic(name, partitions=2, replication_factor=3, schema=ROWS)
-        log.create_lake("shop", list(TOPICS), root, freshness=1, file_bytes=1 << 16)
+        log.create_lake(
+            "shop", list(TOPICS), root, freshness=1, file_bytes=1 << 16, iceberg="lakes"
+        )
         writer = Writer(cluster.bootstrap)
         writer.start()
         workers = [worker_of(cluster.bootstrap, said) for _ in range(2)]
@@ -100,6 +111,25 @@ def test_no_row_is_lost_or_duplicated(tmp_path: Path, seed: int) -> None:
         assert set(codes) <= {0, -signal.SIGTERM}, said.read_text()  # one may not be ready yet
         isolog.LakeWorker(log, "shop").run_once()
         _check(log, root, writer.begun)
+        _check_iceberg(root, catalogs.load_catalog("lakes"))
+
+
+def _check_iceberg(root: Path, catalog: Any) -> None:
+    """Check that each snapshot has the rows of its Delta version."""
+    for name in TOPICS:
+        table = catalog.load_table(("shop", name))
+        seen = []
+        for snapshot in table.snapshots():
+            version = int(snapshot.summary.additional_properties[VERSION])
+            rows = table.scan(snapshot_id=snapshot.snapshot_id).to_arrow()
+            if table_of(root, name, version).files:
+                rows = rows.sort_by([("_topic_partition", "ascending"), ("_offset", "ascending")])
+                want = rows_of(root, name, version)
+                for column in ("_offset", "tx", "text"):
+                    assert rows[column].to_pylist() == want[column].to_pylist(), (name, version)
+            seen.append(version)
+        assert seen == sorted(set(seen))
+        assert seen[-1] == table_of(root, name).version
 
 
 def _check(log: isolog.Log, root: Path, begun: int) -> None:
