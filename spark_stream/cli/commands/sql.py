@@ -207,7 +207,7 @@ def _write(result: Any, shape: ResultShape, sink: BinaryIO, *, utf8: bool) -> No
     from spark_stream.cli.output.formats import writer_of
 
     # DuckDB 1.5 renamed the method.
-    stream = getattr(result, "to_arrow_reader", None) or result.fetch_record_batch
+    stream = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
     reader = stream(_ROWS)
     writer: Writer
     if shape is ResultShape.PARQUET:

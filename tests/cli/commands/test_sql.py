@@ -210,7 +210,7 @@ def test_records_with_kafkas_columns_are_texts(here, served):
     ("statement", "code", "message"),
     [
         ("SELECT * FROM lettres", 1, "there is no topic 'lettres'"),
-        ("SELECT * FROM shop.orders", 2, "Put double quotes around a name"),
+        ("SELECT * FROM shop.x.orders", 2, "Put double quotes around a name"),
         ("SELECT * FROM shop.of-orders", 2, "Put double quotes around a name"),
         ("SELECT nope FROM {orders}", 2, 'Referenced column "nope" not found'),
         ("SELECT * FRO {orders}", 2, "syntax error at or near"),
