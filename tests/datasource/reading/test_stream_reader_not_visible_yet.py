@@ -80,7 +80,7 @@ def test_batch_names_the_blocking_transaction_and_skips_no_record(
     assert query.batch() == []
 
 
-@pytest.mark.quick("commit-range(0, 10)-True", "abort-range(0, 5)-False")
+@pytest.mark.quick("commit-expected0-True", "abort-expected1-False")
 @pytest.mark.rule(
     "planned records that are not visible yet",
     "datasource/reading/reader.py",
