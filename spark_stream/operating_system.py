@@ -300,8 +300,9 @@ def own_memory(process: psutil.Process) -> int:
 
 # -- changes of files ------------------------------------------------------------------------------
 
-# inotify(7). The events of a write, of a close after it, and of a name that appears or goes.
-_CHANGED: Final = 0x2 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200
+# inotify(7). The events of a write, of other times, of a close after a write, and of a name that
+# appears or goes.
+_CHANGED: Final = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200
 _UNWATCHED: Final = 0x4000 | 0x8000  # events were lost, or the folder is gone
 _EVENT: Final = struct.Struct("iIII")
 _POLL_S: Final = 0.025

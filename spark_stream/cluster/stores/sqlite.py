@@ -32,12 +32,13 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sqlite3
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -243,7 +244,7 @@ class SqliteStore:
             return changes
 
     def await_change(self, timeout_s: float) -> None:
-        self._watch.wait(timeout_s)  # each commit writes to the write-ahead log
+        self._watch.wait(timeout_s)  # each commit changes the times of the write-ahead log
 
     def stop_waiting(self) -> None:
         self._watch.wake()
@@ -452,6 +453,9 @@ class SqliteStore:
                 if self._writer.in_transaction:  # SQLite itself ends it on a full disk
                     self._writer.execute("rollback")
                 raise
+        # SQLite shows a commit to others by a memory map, after its writes. No write reports that.
+        with suppress(OSError):
+            os.utime(f"{self._path}-wal")
         for each, done in zip(group, answers, strict=True):
             each.answers = done
 

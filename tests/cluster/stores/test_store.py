@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def test_write_failure_lasts_until_a_successful_change(tmp_path: Path):
 def test_a_wait_ends_with_a_change_of_another_store(kind, tmp_path):
     """The next read returns the change. A stopped wait ends immediately."""
     opened = STORES[kind](tmp_path)
+    began = time.monotonic()
     with closing(opened()) as store, closing(opened()) as other:
         for number in range(3):
             before = store.changes(0).revision
@@ -136,3 +138,4 @@ def test_a_wait_ends_with_a_change_of_another_store(kind, tmp_path):
             changed.join()
         store.stop_waiting()
         store.await_change(60.0)
+    assert time.monotonic() - began < 50
