@@ -206,7 +206,8 @@ class IcebergTables:
             pass
         assert delta.metadata is not None
         own = {**_PROPERTIES, _DELTA: delta.metadata.id}
-        self._catalog.create_namespace_if_not_exists(self._namespace)
+        if not self._catalog.namespace_exists(self._namespace):  # else no permission is needed
+            self._catalog.create_namespace_if_not_exists(self._namespace)
         return self._catalog.create_table_if_not_exists(
             name, columns, f"{self._root}/{FOLDER}/{delta.at}", properties=own
         )

@@ -24,6 +24,7 @@ from tests.lake_worker.lake_tables import rows_of, table_of
 
 pyiceberg_catalog = pytest.importorskip("pyiceberg.catalog")
 exceptions = pytest.importorskip("pyiceberg.exceptions")
+rest_catalog = pytest.importorskip("tests.lake_worker.rest_catalog").rest_catalog
 
 NUMBERS = pa.schema([("n", pa.int32()), ("text", pa.string())])
 
@@ -358,6 +359,33 @@ def test_files_and_metadata_may_be_objects(log, endpoint, catalog):
     table = catalog.load_table("l.t")
     assert sorted(table.scan().to_arrow()["n"].to_pylist()) == list(range(5))
     assert orphans_of(log.describe_lake("l"), 0) == []
+
+
+def test_a_rest_catalog_loses_refuses_and_repeats_commits(log, tmp_path, catalog):
+    with rest_catalog(tmp_path) as server:
+        settings = pyiceberg_catalog._ENV_CONFIG.config["catalog"]["lakes"]
+        settings |= {"uri": server.address}
+        shop = Shop(log, tmp_path / "lake", server.tables)
+        workers = [shop.worker(), shop.worker()]
+        workers[0].run_once()
+        server.refused, server.lost, server.repeated = 0.2, 0.2, 0.3
+
+        def run(worker: isolog.LakeWorker, partition: int) -> None:
+            for at in range(8):
+                shop.append(at, 1, partition)
+                worker.round()  # the next one repeats a failed commit
+
+        threads = [threading.Thread(target=run, args=(workers[at], at)) for at in range(2)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert server.faults > 5
+        server.refused = server.lost = server.repeated = 0.0
+        workers[0].run_once()
+        found = shop.versions()
+    assert found == sorted(set(found))
+    assert shop.table.scan().to_arrow().num_rows == 16
 
 
 def test_an_unknown_catalog_is_named_with_its_remedy(log, tmp_path, catalog):

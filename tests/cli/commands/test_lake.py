@@ -141,3 +141,27 @@ def test_clean_removes_only_old_files_that_no_version_has(here, lake):
     assert not old.exists()
     assert young.exists()
     assert sorted((lake / "of-lake").glob("*.parquet")) == sorted([*kept, young])
+
+
+def test_status_shows_the_version_of_the_iceberg_tables(here, served, tmp_path, monkeypatch):
+    catalogs = pytest.importorskip("pyiceberg.catalog")
+    uri = f"sqlite:///{tmp_path}/catalog.db"
+    monkeypatch.setattr(catalogs._ENV_CONFIG, "config", {"catalog": {"lakes": {"uri": uri}}})
+    served.log.create_topic("mirrored", schema="n bigint")
+    root = str(tmp_path / "tables")
+    here("lake", "create", "m", "--topics", "mirrored", "--location", root, "--iceberg", "lakes")
+    assert json.loads(here("lake", "list", "--output", "json").out)[0]["iceberg"] == "lakes"
+    assert here("lake", "run", "m", "--once").code == 0
+    (found,) = json.loads(here("lake", "status", "m", "--output", "json").out)
+    assert found["iceberg_version"] == found["version"]
+    assert "iceberg" in here("lake", "status", "m").out
+    assert here("lake", "clean", "m", "--yes").err == "removed 0 files of lake m\n"
+    catalogs.load_catalog("lakes").drop_table("m.mirrored")
+    (found,) = json.loads(here("lake", "status", "m", "--output", "json").out)
+    assert found["iceberg_version"] == -1
+    refused = here(
+        "lake", "create", "n", "--topics", "mirrored", "--location", root, "--iceberg", uri
+    )
+    assert "is no name of an Iceberg catalog" in refused.err
+    served.log.drop_lake("m")
+    served.log.delete_topic("mirrored")

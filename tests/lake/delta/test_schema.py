@@ -8,7 +8,13 @@ import pyarrow as pa
 import pytest
 
 from spark_stream.errors import LakeStopped, SchemaMismatch, UnsupportedType
-from spark_stream.lake.delta.schema import is_zoneless, schema_text, table_schema, widened
+from spark_stream.lake.delta.schema import (
+    arrow_schema,
+    is_zoneless,
+    schema_text,
+    table_schema,
+    widened,
+)
 
 
 def in_table(kind: pa.DataType) -> object:
@@ -46,6 +52,13 @@ def in_table(kind: pa.DataType) -> object:
 )
 def test_a_new_table_has_the_widest_type(kind: pa.DataType, wide: object) -> None:
     assert in_table(kind) == wide
+    schema = table_schema("t", pa.schema([("a", kind)]))
+    assert schema_text(arrow_schema(schema_text(schema))) == schema_text(schema)
+
+
+def test_a_column_of_an_unknown_type_is_refused() -> None:
+    with pytest.raises(UnsupportedType, match="unknown type 'variant'"):
+        arrow_schema('{"fields": [{"name": "a", "type": "variant"}]}')
 
 
 @pytest.mark.parametrize(
