@@ -58,7 +58,11 @@ class BrokerContext(Struct, frozen=True):
 
     def may_describe(self, kind: ResourceKind, name: str) -> bool:
         """Return whether the caller may describe a resource."""
-        return self.authorizer.may(self.caller, Operation.DESCRIBE, Resource(kind, name))
+        return self.may(Operation.DESCRIBE, kind, name)
+
+    def may(self, operation: Operation, kind: ResourceKind, name: str) -> bool:
+        """Return whether the caller may do something with a resource."""
+        return self.authorizer.may(self.caller, operation, Resource(kind, name))
 
     @property
     def known_principal(self) -> str:

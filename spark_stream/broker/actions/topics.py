@@ -175,11 +175,7 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
         replication_factor=topic.replication_factor,
         warning=lone_replica_warning(topic, context.members),
         schema_version=len(topic.earlier),
-        lakes=tuple(
-            TopicLake(lake.name, lake.id, lake.location)
-            for lake in context.host.view.now.lakes.values()
-            if any(each.id == topic.id for each in lake.topics)
-        ),
+        lakes=_lakes_of(context, topic),
         added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
         partitions=tuple(
             partition_facts(
@@ -187,6 +183,17 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
             )
             for number, answer in enumerate(answers)
         ),
+    )
+
+
+def _lakes_of(context: BrokerContext, topic: Topic) -> tuple[TopicLake, ...]:
+    """Return the lakes of a topic. A reader of the topic needs all, to find removed records."""
+    reads = context.may(Operation.READ, ResourceKind.TOPIC, topic.name)
+    return tuple(
+        TopicLake(lake.name, lake.id, lake.location)
+        for lake in context.host.view.now.lakes.values()
+        if any(each.id == topic.id for each in lake.topics)
+        and (reads or context.may_describe(ResourceKind.LAKE, lake.name))
     )
 
 

@@ -786,3 +786,65 @@ def test_waiting_flight_fetch_ends_with_its_token(flying: BrokerProcess):
             client.revoke_token(made.id)
             with pytest.raises((fl.FlightError, pa.ArrowException)):
                 waiting.result(timeout=30)
+
+
+# -- hidden lakes ----------------------------------------------------------------------------------
+
+
+def test_hidden_lakes_and_topics_of_lakes_do_not_exist(
+    asking: BrokerProcess, admin, alice, hidden, mine
+):
+    with as_(asking, "root") as log:
+        ids = {each: log.describe(each).id for each in (hidden, mine)}
+        of_both = log.create_lake("a-both", [hidden, mine], "/a-both")
+        secret = log.create_lake("b-secret", mine, "/b-secret")
+        offsets = {ids[hidden]: {0: 3}, ids[mine]: {0: 4}}
+        log._lakes.record_progress("a-both", of_both.id, offsets)
+        log._lakes.record_progress("a-both", of_both.id, {}, f"the topic {hidden} was deleted")
+    admin.add_rule("allow", alice, "describe", "lake:a-both")
+    raw = Raw(asking, user=alice, password=PASSWORD)
+    [listed] = raw.act("list-lakes")["lakes"]
+    for shown in (listed, raw.act("describe-lake", lake="a-both")):
+        assert hidden not in str(shown)
+        assert ids[hidden] not in str(shown)
+        assert "hidden" in str(shown)  # the reason of the stop
+    as_reader = raw.act("describe-topic", topic=mine)  # it may need the files of both
+    assert [each["name"] for each in as_reader["lakes"]] == ["a-both", "b-secret"]
+    admin.add_rule("deny", alice, "read", f"topic:{mine}")
+    admin.add_rule("allow", alice, "write", f"topic:{mine}")
+    as_writer = raw.act("describe-topic", topic=mine)
+    assert [each["name"] for each in as_writer["lakes"]] == ["a-both"]
+    assert "b-secret" not in str(as_writer)
+    errors = []
+    for name in ("b-secret", "b-none"):
+        for call, more in (
+            ("describe-lake", {}),
+            ("drop-lake", {"lake_id": secret.id}),
+            ("record-lake-progress", {"lake_id": secret.id, "tiered": {}}),
+        ):
+            with pytest.raises(IsologError) as caught:
+                raw.act(call, lake=name, **more)
+            errors.append((name, call, str(caught.value).replace(name, "NAME")))
+    assert [each[1:] for each in errors[:3]] == [each[1:] for each in errors[3:]]
+    for call, more in (
+        ("drop-lake", {"lake_id": of_both.id}),
+        ("record-lake-progress", {"lake_id": of_both.id, "tiered": {ids[mine]: {0: 9}}}),
+    ):
+        with pytest.raises(PermissionDenied):
+            raw.act(call, lake="a-both", **more)
+    with pytest.raises(IsologError) as caught:
+        raw.act(
+            "create-lake",
+            lake="a-mine",
+            lake_id="x",
+            topics=[hidden],
+            location="/x",
+            freshness_ms=1_000,
+            file_bytes=1 << 20,
+        )
+    assert hidden not in str(caught.value).replace(f"topic:{hidden}", "")
+    raw.close()
+    with as_(asking, "root") as log:
+        assert [each.tiered for each in log.describe_lake("a-both").topics] == [{0: 4}, {0: 3}]
+        for name in ("a-both", "b-secret"):
+            log.drop_lake(name)
