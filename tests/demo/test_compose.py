@@ -85,8 +85,9 @@ def test_services_do_not_share_volumes() -> None:
         **{name: [f"{name}:/var/lib/isolog"] for name in BROKERS},
         **{name: [f"{name}:/var/lib/etcd"] for name in MEMBERS},
         "demo": ["demo-output:/demo/demo-output"],
+        "lake": ["lake:/var/lib/lake"],
     }
-    assert file["volumes"].keys() == {*BROKERS, *MEMBERS, "demo-output"}
+    assert file["volumes"].keys() == {*BROKERS, *MEMBERS, "demo-output", "lake"}
     for name in MEMBERS:
         assert "--data-dir=/var/lib/etcd" in file["services"][name]["command"]
 
@@ -98,6 +99,7 @@ def test_clients_do_not_reach_etcd() -> None:
         **{name: ["metadata", "log"] for name in BROKERS},
         **{name: ["metadata"] for name in MEMBERS},
         "demo": ["log"],
+        "lake": ["log"],
     }
     assert file["networks"] == {"metadata": {"internal": True}, "log": None}
 
@@ -147,7 +149,7 @@ def test_demo_waits_for_healthy_brokers_and_has_a_profile() -> None:
 
 def test_images_have_the_files_of_the_services() -> None:
     services = compose()["services"]
-    for name in (*BROKERS, "demo"):
+    for name in (*BROKERS, "demo", "lake"):
         target = "demo" if name == "demo" else "broker"
         assert services[name]["build"] == {"context": ".", "target": target}
         assert "USER isolog" in stages()[target].splitlines()
