@@ -206,6 +206,7 @@ def test_a_consumer_reads_the_same_rows_as_before_the_trim(
     assert first == before
 
 
+@pytest.mark.full  # the test above has a consumer without a name
 def test_a_named_consumer_continues_in_the_table(lake: Lake) -> None:
     expected = consumed(lake, isolation="read_committed")
     options: dict[str, Any] = {"isolation": "read_committed", "name": "n", "metadata": True}

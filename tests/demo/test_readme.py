@@ -97,6 +97,7 @@ def test_the_python_example_writes_and_reads_topics(tmp_path: Path, shell: Shell
     assert "carrier" in said
 
 
+@pytest.mark.full  # the same commands: tests/cli/commands
 def test_the_commands_produce_and_consume(tmp_path: Path, shell: Shell) -> None:
     try:
         said = shell.run(["bash", "-eu", "-o", "pipefail", "-c", example("sh")], tmp_path)

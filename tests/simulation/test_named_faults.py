@@ -21,6 +21,7 @@ def form(seed: int) -> Form:
     return Form(seed, 3, 1, (*CLIENTS, "changed-byte-5", "changed-byte-6"))
 
 
+@pytest.mark.full  # one byte: test_simulator.py runs each actor alone
 def test_invariants_hold_after_any_changed_byte():
     changed = 0
     for seed in SEEDS:
@@ -63,6 +64,7 @@ def dead_disk(seed: int) -> Form:
     return Form(seed, 3, 1, ("transactions-0", "plain-1", "plain-2", "dead-disk-3"))
 
 
+@pytest.mark.full  # the tests below find leaders that do not
 def test_a_leader_on_a_read_only_disk_hands_over():
     """The invariant ``ALeaderThatCannotWriteHandsOver`` makes a leader that stays a finding."""
     findings = [run(dead_disk(seed)).finding for seed in SEEDS]

@@ -24,6 +24,7 @@ def fails(batch: DataFrame, batch_id: int) -> None:
     raise RuntimeError("the sink is broken")
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_named_query.py
 @pytest.mark.parametrize(
     "checkpoint", ["the same", pytest.param("a new one", marks=pytest.mark.full)]
 )

@@ -149,6 +149,7 @@ def test_comparisons_that_differ_at_the_leader_are_left_to_spark(
         queries.read(topic, caseless, filter="name = 'NAME 8'").collect()
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_pushing.py
 def test_a_decimal_that_python_may_have_rounded_is_left_to_spark(
     spark: SparkSession, queries: Queries, topic: str
 ):
@@ -202,6 +203,7 @@ def test_stream_reads_matching_rows_and_its_offsets_cover_all(
     assert found.count() == 11 + 5
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_pushing.py
 @pytest.mark.parametrize(
     ("text", "words"),
     the_first(

@@ -32,6 +32,7 @@ def written(log: isolog.Log, topic: str) -> list[int]:
     return sorted(log.read(topic, isolation="read_committed")["n"].to_pylist())
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/writing/test_task.py
 def test_a_failure_between_two_sinks_writes_each_row_once(
     queries: Queries, log: isolog.Log, source: str, topic: str, tmp_path: Path
 ) -> None:

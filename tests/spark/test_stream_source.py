@@ -200,6 +200,7 @@ def test_a_continuous_query_follows_and_stops_promptly(
     assert running.query.exception() is None
 
 
+@pytest.mark.full  # without a JVM: tests/datasource/test_watching_lag.py
 @passes_limits
 def test_progress_shows_the_latest_offset_of_the_log(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path

@@ -26,6 +26,7 @@ def numbers(spark: SparkSession, query: str) -> list[int]:
     return sorted(row[0] for row in spark.sql(query).collect())
 
 
+@pytest.mark.full  # the test below has a view
 def test_a_table_is_read_and_written_with_one_set_of_options(
     spark: SparkSession, queries: Queries, topic: str, table: str, tmp_path: Path
 ) -> None:
@@ -54,7 +55,6 @@ def test_a_table_is_read_and_written_with_one_set_of_options(
     assert queries.read(topic).count() == 7
 
 
-@pytest.mark.full  # the test above has a table
 def test_a_temporary_view_is_read_and_written_with_one_set_of_options(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, table: str
 ) -> None:

@@ -36,6 +36,7 @@ def seen_by(stream: DataFrame, checkpoint: Path) -> list[Any]:
     return rows
 
 
+@pytest.mark.full  # nulls and times: test_types.py and test_times.py
 def test_nulls_unicode_headers_and_times_before_1970_are_copied_unchanged(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
 ) -> None:

@@ -488,6 +488,7 @@ def test_peer_with_other_versions_is_refused_and_the_error_names_both() -> None:
 SILENT_S = 3.5
 
 
+@pytest.mark.quick("tcp")
 @pytest.mark.slow
 def test_large_frame_may_take_longer_than_the_silence_limit(place: Place) -> None:
     """While much is unsent the server reads nothing, and the progress of its writes is enough.

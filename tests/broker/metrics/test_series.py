@@ -247,6 +247,7 @@ def test_metrics_show_the_state_that_clients_show(shown, client, ten):
         eventually(lambda: all_states() == (expected, expected))
 
 
+@pytest.mark.full  # one session: tests/consistency/test_groups.py
 def test_members_without_a_heartbeat_in_their_session_are_counted(shown, client, ten):
     with client.consumer(ten, group="billing"):
         client.consumer(ten, group="billing").close()

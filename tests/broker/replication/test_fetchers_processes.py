@@ -60,6 +60,7 @@ def test_paused_follower_is_detected_with_many_bytes_in_flight(tmp_path):
         assert follower.digests()[1] == [partition.log.digest()]
 
 
+@pytest.mark.full  # threads: test_leader_stream_failures.py
 def test_restarted_leader_is_followed_at_its_new_address(tmp_path):
     copy = Copy(PartitionId("1", 0))
     with (

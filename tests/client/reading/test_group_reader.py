@@ -644,6 +644,7 @@ def copy(log, group: str, topic: str, stop: threading.Event, life: int) -> None:
                 consumer.seek("committed")
 
 
+@pytest.mark.full  # simulated: tests/simulation/test_simulator.py
 @SLOW
 def test_a_group_copies_every_record_once_through_rebalances(log, topic, group):
     fill(log, topic, 40)

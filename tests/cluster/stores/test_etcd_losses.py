@@ -190,6 +190,7 @@ def test_a_store_with_a_later_head_makes_no_change(own: LocalEtcd, tmp_path: Pat
         assert another.get("a").value == {"n": 1}
 
 
+@pytest.mark.full  # test_store_rejects_changes_after_a_restore_of_etcd
 def test_changes_of_a_restored_etcd_are_never_returned(own: LocalEtcd, tmp_path: Path):
     with closing(EtcdStore(own.client(), "feed")) as store:
         store.put("a", {"n": 1}, 0)

@@ -67,6 +67,7 @@ def _count_in_process(kind: str, folder: Path, times: int, results) -> None:
     store.close()
 
 
+@pytest.mark.full  # tests/cluster/stores/test_sqlite.py has processes
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", OF_PROCESSES)
 def test_exactly_one_of_concurrent_processes_wins_each_compare_and_set(kind, tmp_path):

@@ -100,6 +100,7 @@ def test_a_task_writes_with_a_token_of_the_query(asking, admin, topic: str):
         assert len(log.read(topic, isolation="read_committed")) == 8
 
 
+@pytest.mark.full  # the test above has a log
 def test_tasks_get_the_token_of_an_earlier_plan_if_the_log_does_not_answer(
     asking, admin, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -124,6 +124,7 @@ def test_tasks_that_end_further_apart_than_the_timeout_commit(
     assert written(log, target) == expected
 
 
+@pytest.mark.full  # tests/datasource/writing/test_transactions_renewal.py
 def test_a_transaction_is_renewed_between_its_last_task_and_its_commit(
     shared: BrokerProcess, log: isolog.Log, transactions: isolog.Log, target: str
 ) -> None:

@@ -257,6 +257,7 @@ def test_concurrent_readers_survive_rolls(tmp_path):
     assert len(log.segments) > 80
 
 
+@pytest.mark.full  # small logs: tests/storage/log/test_recovery_torn_tail.py
 def test_log_of_a_hundred_thousand_entries_opens_again(tmp_path):
     log = PartitionLog.open(tmp_path, format_of(segment_entries=40_000))
     one = log.format.prepare(records_of_one(), NOW)

@@ -106,7 +106,7 @@ def transactions_in_tiny_segments(scribe: Scribe) -> None:
         scribe.end(number, Kind.ABORT if number % 2 else Kind.COMMIT)
 
 
-@pytest.mark.quick("across-batch", "tiny-none")
+@pytest.mark.quick("across-batch")
 @pytest.mark.slow
 @pytest.mark.parametrize("flush", [Flush.NONE, Flush.BATCH])
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ def create_filled(log, topic: str, *assignment: list[int]) -> None:
     await_in_sync(log, topic, len(assignment[0]))
 
 
+@pytest.mark.full  # without processes: tests/broker/node/test_controlling_balance.py
 def test_leaders_are_balanced_after_restarts_without_a_command(topic):
     conf = CONF | {"leader_balance_seconds": 0.5}
     with LocalCluster(2, conf=conf, cuttable=False) as cluster, cluster.connect() as log:

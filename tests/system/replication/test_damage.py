@@ -162,6 +162,7 @@ def flip_entry(folder: Path, index: int) -> None:
         opened.write(bytes([byte ^ 0x10]))
 
 
+@pytest.mark.full  # simulated: tests/simulation/test_named_faults.py
 @pytest.mark.rule(
     "the segments kept from a cut at damage, and their return", "storage/log/damage.py"
 )

@@ -63,6 +63,7 @@ def write(log: isolog.Log, topic: str, first: int, batches: int, count: int = 50
             producer.append(topic, rows(first + n * count, count), partition=0).result()
 
 
+@pytest.mark.full  # tests/client/reading/test_fetching_mapping.py
 @pytest.mark.quick("zstd")
 @native  # it maps files
 @pytest.mark.parametrize("compression", ["none", "zstd"])

@@ -98,6 +98,7 @@ def test_consumer_of_a_killed_follower_continues_at_the_leader(
         assert take(got, 1_000) == list(range(5_000, 6_000))
 
 
+@pytest.mark.full  # tests/datasource/reading/test_reader_near.py is quicker
 def test_partitioned_follower_does_not_block_its_readers(cluster, log, near, led_by_the_first):
     """It leaves the ISR after the first write, and then answers no reader."""
     topic = led_by_the_first

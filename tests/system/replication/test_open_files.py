@@ -22,6 +22,7 @@ def leave_only_spares(pid: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(spares) + 1, hard))
 
 
+@pytest.mark.full  # one process: tests/storage/disk/test_descriptors.py
 def test_leader_without_descriptors_logs_its_limit_and_hands_over(cluster, log, topic):
     log.create_topic(topic, 1, 3, schema=NUMBERS, config={"segment.entries": 16})
     await_in_sync(log, topic)

@@ -52,6 +52,7 @@ def test_damage_in_an_older_segment_affects_only_its_records(rolled: BrokerProce
             assert producer.append("t", numbers(0, 1), partition=0).result().offset == 40_000
 
 
+@pytest.mark.full  # tests/storage/log/test_recovery_torn_tail.py
 def test_log_is_cut_at_a_damaged_entry_file_and_logs_one_line(
     rolled: BrokerProcess,
 ) -> None:

@@ -160,6 +160,7 @@ def test_delete_under_reads_and_writes_raises_only_typed_errors(shared, log, top
                 fresh.append(name, numbers(0, 5)).result(20)
 
 
+@pytest.mark.full  # one process: tests/storage/log/test_log.py
 def test_reads_miss_no_record_while_segments_roll(channel, log, topic):
     """Readers take no lock, so a segment may be closed and the next created during a read."""
     log.create_topic(topic, schema=NUMBERS, config=SMALL | {"segment.entries": 16})
