@@ -6,18 +6,21 @@ it. It is dropped if another version has removed one of its files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from spark_stream.errors import LakeUnavailable
 from spark_stream.lake.delta.actions import Action, AddFile, RemoveFile, commit_info
-from spark_stream.lake.delta.statistics import ANY, bounds
+from spark_stream.lake.delta.statistics import ANY, bounds, statistics
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.steps import MergeFiles, NewMark, Now, Script
 from spark_stream.lake.versions import catch_up, put
 from spark_stream.structs import Positional
 
 FILES_LEAST: Final = 4
+CUT: Final = "cut"
+"""The column of a cut's number, in the table of cuts."""
+
 _PUTS_MAX: Final = 5
 
 
@@ -37,8 +40,25 @@ def range_of(file: AddFile) -> FileRange | None:
     return FileRange(partition, *offsets)
 
 
+def range_of_cuts(file: AddFile) -> FileRange | None:
+    """Return the range of a file of the table of cuts, by their numbers."""
+    least, most = statistics(file)
+    first, last = least.get(CUT), most.get(CUT)
+    if not isinstance(first, int) or not isinstance(last, int):
+        return None
+    return FileRange(0, first, last)
+
+
+Ranging = Callable[[AddFile], FileRange | None]
+
+
 def merge_table(
-    table: Table, cluster: str, of: str, file_bytes: int, files_least: int = FILES_LEAST
+    table: Table,
+    cluster: str,
+    of: str,
+    file_bytes: int,
+    files_least: int = FILES_LEAST,
+    ranging: Ranging = range_of,
 ) -> Script[int]:
     """Merge one group of small files. Return the number of files that became one, or 0.
 
@@ -47,10 +67,10 @@ def merge_table(
     """
     yield from catch_up(table)
     table.check(cluster, of)
-    group = small_files(table.files.values(), file_bytes, files_least)
-    if not group:
+    group = small_files(table.files.values(), file_bytes, files_least, ranging)
+    if not group or table.metadata is None:
         return 0
-    merged = yield from MergeFiles(table.at, group)
+    merged = yield from MergeFiles(table.at, group, table.metadata.schema_string)
     mark = yield from NewMark()
     for attempt in range(_PUTS_MAX):
         if merged.path in table.files:
@@ -80,24 +100,38 @@ def merge_table(
 
 
 def small_files(
-    files: Iterable[AddFile], file_bytes: int, files_least: int = FILES_LEAST
+    files: Iterable[AddFile],
+    file_bytes: int,
+    files_least: int = FILES_LEAST,
+    ranging: Ranging = range_of,
 ) -> list[AddFile]:
     """Return the first group of adjacent small files of one partition, or none.
 
-    A group has at least ``files_least`` files and at most ``file_bytes``.
+    A group has at least ``files_least`` files and at most ``file_bytes``. No file has more than
+    half of its bytes: otherwise each new file would cause a copy of all earlier ones.
     """
-    ranged = [(found, each) for each in files if (found := range_of(each)) is not None]
+    ranged = [(found, each) for each in files if (found := ranging(each)) is not None]
     ranged.sort(key=lambda pair: (pair[0].partition, pair[0].first))
     group: list[AddFile] = []
     partition, size = -1, 0
     for found, each in ranged:
         fits = found.partition == partition and size + each.size <= file_bytes
         if not fits or each.size > file_bytes // 2:
-            if len(group) >= files_least:
-                return group
+            if found_group := _worthwhile(group, files_least):
+                return found_group
             group, size = [], 0
         partition = found.partition
         if each.size <= file_bytes // 2:
             group.append(each)
             size += each.size
-    return group if len(group) >= files_least else []
+    return _worthwhile(group, files_least)
+
+
+def _worthwhile(group: list[AddFile], files_least: int) -> list[AddFile]:
+    """Return the part of a group in which no file has more than half of the bytes, or none."""
+    while len(group) >= files_least:
+        sizes = [each.size for each in group]
+        if max(sizes) * 2 <= sum(sizes):
+            return group
+        group = group[sizes.index(max(sizes)) + 1 :]
+    return []

@@ -15,6 +15,9 @@ offsets of its table end, and versions are put only if absent. So of two commits
 one is refused, and the loser finds the records in the table. **Files are never removed here**: a
 late put may still refer to them.
 
+**A topic that was deleted** is not part of the next rounds. Its table stays as it is, also if there
+is another topic of its name: the lake has the id of the first one.
+
 A cut between 4 and 5 may stay without a row, if another worker has moved a table beyond it. The
 other worker then records its own cut.
 """
@@ -111,24 +114,29 @@ def run_round(lake: Lake) -> Script[bool]:
         LakeUnavailable: The location did not answer. A later round continues.
     """
     topics = yield from DescribeTopics()
+    if not topics:
+        raise LakeStopped(
+            "all topics of the lake were deleted",
+            hint="Its tables stay as they are. Drop the lake.",
+        )
     yield from _open_tables(lake, topics)
-    starts = {name: _starts(lake, topics[name]) for name in lake.topics}
+    starts = {name: _starts(lake, topics[name]) for name in topics}
     lower = {
         name: {
             p: log_start if (at := starts[name][p]) is None else at
             for p, log_start in topics[name].log_starts.items()
         }
-        for name in lake.topics
+        for name in topics
     }
     cut = yield from FindCut(lower)
-    if any(cut[name].keys() != lower[name].keys() for name in lake.topics):
-        return False  # a partition was added after the description
+    if any(name not in cut or cut[name].keys() != lower[name].keys() for name in topics):
+        return False  # a partition was added after the description, or a topic deleted
     files = {}
-    for name in lake.topics:
+    for name in topics:
         ends = _checked_ends(lake.tables[name], cut[name], lower[name])
         ranges = {p: (first, ends[p]) for p, first in lower[name].items() if first < ends[p]}
         files[name] = (yield from WriteFiles(topics[name], ranges)) if ranges else []
-    for name in lake.topics:
+    for name in topics:
         change = Change(topics[name], starts[name], cut[name], files[name])
         if not (yield from _commit(lake, lake.tables[name], change)):
             return False
@@ -146,14 +154,7 @@ def run_round(lake: Lake) -> Script[bool]:
 def _open_tables(lake: Lake, topics: Mapping[str, TopicState]) -> Script[None]:
     """Catch up with the cuts first, so that no recorded cut is beyond the tables."""
     yield from _open_table(lake, lake.cuts, lake.id, CUTS_SCHEMA)
-    for name in lake.topics:
-        if name not in topics:
-            raise LakeStopped(
-                f"the topic {name!r} of the lake was deleted",
-                hint="Its table stays as it is. Create a lake of the other topics.",
-                topic=name,
-            )
-        topic = topics[name]
+    for name, topic in topics.items():
         schema = table_schema(name, topic.schema)
         yield from _open_table(lake, lake.tables[name], topic.id, schema)
 
@@ -272,7 +273,7 @@ def _record(
 ) -> Script[bool]:
     """Add a cut to the table of cuts. Return False if a table has moved beyond it."""
     entries = []
-    for name in lake.topics:
+    for name in topics:
         table, topic_id = lake.tables[name], topics[name].id
         if any(table.offset(topic_id, p) != at for p, at in cut[name].items()):
             return False

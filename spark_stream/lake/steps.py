@@ -88,22 +88,31 @@ class DeleteFiles(Step[None]):
 
 
 class TopicState(Positional):
-    """A topic of a lake at this time: its id, its columns and the log start of each partition."""
+    """A topic of a lake at this time: its id, its columns and the log start of each partition.
+
+    ``retention_ms`` and ``retention_bytes`` are those of the table, -1 without a limit.
+    """
 
     name: str
     id: str
     schema: pa.Schema
     log_starts: Mapping[int, int]
+    retention_ms: int = -1
+    retention_bytes: int = -1
 
 
 class DescribeTopics(Step[dict[str, TopicState]]):
-    """The present states of the lake's topics, by name. A topic that was deleted has none."""
+    """The present states of the lake's topics, by name. A topic that was deleted has none.
+
+    A topic that was created again under the name is another one, by its id.
+    """
 
 
 class FindCut(Step[dict[str, dict[int, int]]]):
     """An atomic cut through all partitions of the topics, at or above ``lower``.
 
-    Both by topic and partition. A driver may limit the cut, so that a round has a bounded size.
+    Both by topic and partition. A topic that was deleted has no offsets. A driver may limit the
+    cut, so that a round has a bounded size.
     """
 
     lower: Mapping[str, Mapping[int, int]]
@@ -157,8 +166,16 @@ class WriteCut(Step[AddFile]):
     cut: Cut
 
 
-class MergeFiles(Step[AddFile]):
-    """The rows of adjacent files of one partition, in one new file."""
+class FindRanges(Step[dict[str, dict[int, tuple[int, int]]]]):
+    """The first and the last offset of each partition in these files, by their paths."""
 
     table: str
     files: list[AddFile]
+
+
+class MergeFiles(Step[AddFile]):
+    """The rows of adjacent files of one partition, in one new file. ``schema``: the table's."""
+
+    table: str
+    files: list[AddFile]
+    schema: str

@@ -27,10 +27,16 @@ from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import LakeUnavailable, UnknownTopic
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import AddFile, encoded, version_path
-from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP, table_schema
+from spark_stream.lake.delta.schema import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    arrow_schema,
+    table_schema,
+)
 from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.merging import range_of
+from spark_stream.lake.merging import CUT, range_of
 from spark_stream.lake.reading import read_rows
 from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
 from spark_stream.lake.storage.checkpoints import write_checkpoint
@@ -65,6 +71,9 @@ class Driver:
         self._store = store
         self._counts = counts
         self._round_bytes = round_bytes
+        self._known_ranges: dict[str, dict[int, tuple[int, int]]] = {}
+        self.topics: dict[str, steps.TopicState] = {}
+        """The topics at the last description."""
         self.is_behind = False
         """Whether the last cut was limited, so that the next round need not wait."""
         self.ends: dict[tuple[str, int], int] = {}
@@ -96,8 +105,10 @@ class Driver:
                 return self._write_files(topic, ranges)
             case steps.WriteCut(cut):
                 return self._write_cut(cut)
-            case steps.MergeFiles(table, files):
-                return self._merge(table, files)
+            case steps.MergeFiles(table, files, schema):
+                return self._merge(table, files, arrow_schema(schema))
+            case steps.FindRanges(table, files):
+                return {each.path: self._ranges(table, each) for each in files}
             case steps.WriteCheckpoint(table):
                 return write_checkpoint(self._store, table)
         return read_step(self._store, step)
@@ -124,11 +135,14 @@ class Driver:
                 if at.log_start_offset is None:
                     raise at.error or LakeUnavailable(f"partition {at.partition} has no leader")
                 starts[at.partition] = at.log_start_offset
-            found[topic.name] = steps.TopicState(topic.name, topic.id, topic.schema, starts)
+            found[topic.name] = steps.TopicState(
+                topic.name, topic.id, topic.schema, starts, *_table_retention(topic.config)
+            )
+        self.topics = found
         return found
 
     def _find_cut(self, lower: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
-        ids = {each.name: each.id for each in self._lake.topics}
+        ids = {each.name: each.id for each in self._lake.topics if each.name in lower}
         self.looked_s = time.monotonic()
         bounds = self._topics.look_up(
             [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
@@ -233,17 +247,27 @@ class Driver:
         assert file is not None
         return file
 
-    def _merge(self, table: str, files: list[AddFile]) -> AddFile:
-        import pyarrow.parquet as pq  # it takes 0.1 s
+    def _ranges(self, table: str, file: AddFile) -> dict[int, tuple[int, int]]:
+        """Return the offsets of a file that another program wrote, by partition."""
+        path = f"{table}/{unquote(file.path)}"
+        if path not in self._known_ranges:
+            import pyarrow.parquet as pq  # it takes 0.1 s
 
-        try:
-            found = []
-            for each in files:
-                with self._store.open_read(f"{table}/{unquote(each.path)}") as file:
-                    found.append(pq.read_schema(file))
-            schema = pa.unify_schemas(found)
-        except (OSError, pa.ArrowException) as error:
-            raise LakeUnavailable(f"a file of the table {table} cannot be read: {error}") from None
+            try:
+                with self._store.open_read(path) as opened:
+                    rows = pq.read_table(opened, columns=[PARTITION, OFFSET])
+            except OSError as error:
+                raise _unreadable(table, error) from None
+            found = rows.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
+            self._known_ranges[path] = {
+                row[PARTITION]: (row[f"{OFFSET}_min"], row[f"{OFFSET}_max"])
+                for row in found.to_pylist()
+            }
+        return self._known_ranges[path]
+
+    def _merge(self, table: str, files: list[AddFile], schema: pa.Schema) -> AddFile:
+        if table == CUTS:
+            return self._merge_cuts(files)
         ranges = [at for each in files if (at := range_of(each)) is not None]
         first, end = min(at.first for at in ranges), max(at.last for at in ranges) + 1
         part, partition = (
@@ -255,10 +279,45 @@ class Driver:
             for each in read_rows(self._store, part, partition, first, end, schema.names)
         )
         name = f"merged-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
-        merged = write_rows(self._store, table, name, schema, batches, data_change=False)
+        try:
+            merged = write_rows(self._store, table, name, schema, batches, data_change=False)
+        except FileNotFoundError as error:
+            raise _unreadable(table, error) from None
         assert merged is not None
         self._counts.merged_files += len(files)
         return merged
+
+    def _merge_cuts(self, files: list[AddFile]) -> AddFile:
+        import pyarrow.parquet as pq  # it takes 0.1 s
+
+        found = []
+        for each in files:
+            try:
+                with self._store.open_read(f"{CUTS}/{unquote(each.path)}") as file:
+                    found.append(pq.read_table(file))
+            except OSError as error:
+                raise _unreadable(CUTS, error) from None
+        rows = pa.concat_tables(found).sort_by(CUT)
+        name = f"{rows.column(CUT)[0].as_py():020d}-{secrets.token_hex(8)}.parquet"
+        merged = write_rows(
+            self._store, CUTS, name, CUTS_SCHEMA, rows.to_batches(), data_change=False
+        )
+        assert merged is not None
+        return merged
+
+
+def _unreadable(table: str, error: Exception) -> LakeUnavailable:
+    return LakeUnavailable(f"a file of the table {table} cannot be read: {error}")
+
+
+def _table_retention(config: Mapping[str, str]) -> tuple[int, int]:
+    """Return the retention of a topic's table by time and by size, -1 without a limit.
+
+    Without ``local.retention.*`` the settings of the topic are those of its log alone.
+    """
+    if all(int(config.get(f"local.retention.{unit}", -1)) < 0 for unit in ("ms", "bytes")):
+        return -1, -1
+    return int(config.get("retention.ms", -1)), int(config.get("retention.bytes", -1))
 
 
 def _with_places(batch: pa.RecordBatch, topic: steps.TopicState) -> pa.RecordBatch:

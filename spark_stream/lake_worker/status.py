@@ -9,12 +9,12 @@ from msgspec import Struct
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
-from spark_stream.errors import IsologError, LakeStopped
+from spark_stream.errors import IsologError, LakeStopped, UnknownTopic
 from spark_stream.lake.reading import read_cuts
 from spark_stream.lake.rounds import CUTS
 from spark_stream.lake.steps import Cut
 from spark_stream.lake.storage.cleaning import orphans
-from spark_stream.lake.storage.snapshots import read_table
+from spark_stream.lake.storage.snapshots import read_floor, read_table
 from spark_stream.lake.storage.stores import StoredFile, open_store
 from spark_stream.lake_worker.iceberg import IcebergTables
 
@@ -61,13 +61,17 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         lag = None
         try:
             found = log._topics.offsets(topic.name, isolation=Isolation.READ_COMMITTED)
-            if found.topic_id == topic.id:
+            if found.topic_id != topic.id:
+                problem = problem or _deleted(topic.name)
+            else:
                 have = {} if table is None else table.offsets(topic.id)
                 starts = found.log_start_offsets
                 lag = sum(
                     max(0, end - have.get(number, starts[number]))
                     for number, end in found.offsets.items()
                 )
+        except UnknownTopic:
+            problem = problem or _deleted(topic.name)
         except IsologError as error:
             problem = problem or error.message
         iceberg, problem = None, problem or no_mirror
@@ -88,14 +92,26 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         )
 
 
+def _deleted(name: str) -> str:
+    return (
+        f"the topic {name!r} was deleted, or may not be described. Its table stays as it is. A"
+        " new topic of the name needs a lake at another location"
+    )
+
+
 def cuts_of(lake: LakeDescription) -> list[Cut]:
-    """Return the recorded cuts of a lake, the oldest first.
+    """Return the recorded cuts whose versions have not expired, the oldest first.
 
     Raises:
         LakeUnavailable: The location did not answer.
     """
     store = open_store(lake.location)
-    return read_cuts(store, read_table(store, CUTS))
+    floors = {each.name: read_floor(store, each.name) for each in lake.topics}
+    return [
+        cut
+        for cut in read_cuts(store, read_table(store, CUTS))
+        if all(each.version >= floors.get(each.topic, 0) for each in cut.entries)
+    ]
 
 
 def orphans_of(lake: LakeDescription, now_ms: int) -> list[StoredFile]:

@@ -15,21 +15,33 @@ from msgspec import Struct
 
 from spark_stream.client.log import Log
 from spark_stream.consistency.lakes import STOPPED_MAX
-from spark_stream.errors import InvalidOption, IsologError, LakeStopped, UnknownLake
+from spark_stream.errors import (
+    InvalidOption,
+    IsologError,
+    LakeStopped,
+    UnknownLake,
+    UnknownTopic,
+    UnsupportedType,
+)
 from spark_stream.lake.expiry import expire_table
-from spark_stream.lake.merging import merge_table
+from spark_stream.lake.merging import merge_table, range_of_cuts
+from spark_stream.lake.retention import trim_cuts, trim_table
 from spark_stream.lake.rounds import Lake, run_round
 from spark_stream.lake.storage.stores import LakeStore, open_store
 from spark_stream.lake_worker.counts import WorkerCounts
 from spark_stream.lake_worker.driver import ROUND_BYTES, Driver
 from spark_stream.lake_worker.iceberg import IcebergTables
 from spark_stream.loggers import logger_of
+from spark_stream.structs import INT64_MAX
 
 logger = logger_of(__name__)
 
 _RETRY_S: Final = 1.0
 _OUTDATED_MAX: Final = 20
 _REPORT_S: Final = 60.0
+CUTS_FILE_BYTES: Final = 256 << 10
+"""The size of a large file of the table of cuts."""
+
 Wait = Callable[[float], bool]
 """A function that waits for some seconds. It returns whether the worker has to end."""
 
@@ -75,15 +87,12 @@ class LakeWorker:
         self.counts = WorkerCounts(name)
         self._lake = log.describe_lake(name)
         if self._lake.omitted:
-            raise LakeStopped(
-                f"the worker's user may not read all topics of the lake {name!r}",
-                hint="Allow it: isolog acl allow USER read topic:NAME.",
-                lake=name,
-            )
+            raise _omitted(name)
         self._store: LakeStore = open_store(self._lake.location)
         self.counts.freshness_s = self._lake.freshness_ms / 1_000
         self._round_bytes = round_bytes
         self._iceberg: IcebergTables | None = None
+        self._deleted: set[str] = set()
         self._reset()
 
     def _reset(self) -> None:
@@ -176,8 +185,13 @@ class LakeWorker:
         """
         for _ in range(_OUTDATED_MAX):
             self._check()
-            if self._driver.run(run_round(self._tables)):
-                break
+            try:
+                if self._driver.run(run_round(self._tables)):
+                    break
+            except UnknownTopic as error:  # it was deleted during the round
+                logger.info("a round of the lake %s is repeated: %s", self._lake.name, error)
+        self._note_deleted()
+        self._trim()
         self._merge()
         self._record()
         problem = self._mirror()  # its old snapshots expire before their files
@@ -196,14 +210,40 @@ class LakeWorker:
         found = self._log.describe_lake(self._lake.name)
         if found.id != self._lake.id:
             raise UnknownLake(f"the lake {found.name!r} was dropped", lake=found.name)
+        if found.omitted:
+            raise _omitted(found.name)
+
+    def _note_deleted(self) -> None:
+        """Log a topic that was deleted, once. Its table stays, and the others continue."""
+        for topic in self._lake.topics:
+            if topic.name not in self._driver.topics and topic.name not in self._deleted:
+                self._deleted.add(topic.name)
+                logger.warning(
+                    "the topic %s of the lake %s was deleted; its table stays as it is",
+                    topic.name,
+                    self._lake.name,
+                )
+
+    def _trim(self) -> None:
+        cluster, tables = self._tables.cluster, self._tables.tables
+        for name, topic in self._driver.topics.items():
+            if removed := self._driver.run(trim_table(tables[name], cluster, topic)):
+                logger.info("retention removed %d files of the table %s", removed, name)
+        self._driver.run(trim_cuts(self._tables.cuts, cluster, self._lake.id))
 
     def _merge(self) -> None:
         cluster, file_bytes = self._tables.cluster, self._lake.file_bytes
-        for topic in self._lake.topics:
-            table = self._tables.tables[topic.name]
-            merged = self._driver.run(merge_table(table, cluster, topic.id, file_bytes))
+        for name, topic in self._driver.topics.items():
+            table = self._tables.tables[name]
+            try:
+                merged = self._driver.run(merge_table(table, cluster, topic.id, file_bytes))
+            except UnsupportedType as error:  # of a column that another program added
+                logger.info("the files of the table %s are not merged: %s", name, error)
+                continue
             if merged:
-                logger.info("merged %d files of the table %s", merged, topic.name)
+                logger.info("merged %d files of the table %s", merged, name)
+        cuts, of = self._tables.cuts, self._lake.id
+        self._driver.run(merge_table(cuts, cluster, of, CUTS_FILE_BYTES, ranging=range_of_cuts))
 
     def _expire(self) -> None:
         for name, table in self._tables.tables.items():
@@ -216,14 +256,14 @@ class LakeWorker:
         Also without progress from time to time, so that an absent worker shows.
         """
         found: dict[str, dict[int, int]] = {}
-        for topic in self._lake.topics:
-            table = self._tables.tables[topic.name]
+        for name, topic in self._driver.topics.items():
+            table = self._tables.tables[name]
             table.check(self._tables.cluster, topic.id)
             found[topic.id] = table.offsets(topic.id)
         have = {
-            (topic.name, partition): at
+            (topic.name, partition): at if topic.name in self._driver.topics else INT64_MAX
             for topic in self._lake.topics
-            for partition, at in found[topic.id].items()
+            for partition, at in self._tables.tables[topic.name].offsets(topic.id).items()
         }
         self.counts.freshness.note(self._driver.looked_s, self._driver.ends, have)
         now_s = time.monotonic()
@@ -246,6 +286,14 @@ class LakeWorker:
             except IsologError as error:
                 first = first or error
         return first
+
+
+def _omitted(name: str) -> LakeStopped:
+    return LakeStopped(
+        f"the worker's user may not read all topics of the lake {name!r}",
+        hint="Allow it: isolog acl allow USER read topic:NAME.",
+        lake=name,
+    )
 
 
 def _wait(seconds: float) -> bool:

@@ -73,12 +73,14 @@ class LogSettings(Struct, frozen=True):
     @property
     def kept_ms(self) -> int:
         """The time for which the log keeps a record, or -1."""
-        return max(self.retention_ms, self.local_retention_ms)
+        return self.retention_ms if self.local_retention_ms < 0 else self.local_retention_ms
 
     @property
     def kept_bytes(self) -> int:
         """The size that the log keeps, or -1."""
-        return max(self.retention_bytes, self.local_retention_bytes)
+        return (
+            self.retention_bytes if self.local_retention_bytes < 0 else (self.local_retention_bytes)
+        )
 
 
 def _setting(field: str) -> str:
@@ -104,30 +106,19 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
             guess = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(SETTINGS)}"
             raise InvalidConfig(f"unknown setting {name!r}{guess}", setting=name)
         changed[SETTINGS[name]] = _parse(name, value)
-    _choose_retention(changed, {SETTINGS[name] for name in values})
-    return LogSettings(**changed)
+    found = LogSettings(**changed)
+    _check_retention("ms", found.local_retention_ms, found.retention_ms)
+    _check_retention("bytes", found.local_retention_bytes, found.retention_bytes)
+    return found
 
 
-_RETENTIONS: Final = (
-    {"retention_ms", "retention_bytes"},
-    {"local_retention_ms", "local_retention_bytes"},
-)
-
-
-def _choose_retention(settings: dict[str, Any], given: set[str]) -> None:
-    """Drop the kind of retention that the base has if the given settings have the other kind."""
-    limited = [{each for each in kind if settings[each] >= 0} for kind in _RETENTIONS]
-    if not all(limited):
-        return
-    bases = [kind for kind in limited if not kind & given]
-    if len(bases) != 1:
+def _check_retention(unit: str, local: int, whole: int) -> None:
+    if 0 <= whole < local:
         raise InvalidConfig(
-            "retention.* and local.retention.* exclude each other",
-            hint="local.retention.* removes records that the table of a lake has. Set retention.ms"
-            " and retention.bytes to -1.",
-            setting="local.retention.ms",
+            f"local.retention.{unit} ({local}) is larger than retention.{unit} ({whole})",
+            hint="The log keeps a part of the records that the table keeps. Change one of both.",
+            setting=f"local.retention.{unit}",
         )
-    settings.update(dict.fromkeys(bases[0], -1))
 
 
 def shown_settings(settings: LogSettings) -> dict[str, str]:

@@ -6,13 +6,14 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
 from spark_stream.errors import LakeStopped, LakeUnavailable
-from spark_stream.lake import expiry, merging, rounds, steps
+from spark_stream.lake import expiry, merging, retention, rounds, steps
 from spark_stream.lake.delta.actions import Action, AddFile, CommitInfo, RemoveFile, Txn
-from spark_stream.lake.delta.schema import OFFSET, PARTITION
+from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.lake.delta.table import Table, application
 from spark_stream.lake.rounds import CUTS, Lake
 
@@ -21,10 +22,15 @@ Row = tuple[int, int, int]
 
 CLUSTER = "c1"
 TOPICS = ("orders", "audit")
+CUTS_KEPT_MS = 25
 PROPERTIES = {
-    expiry.LOG_RETENTION: "interval 25 milliseconds",
+    expiry.LOG_RETENTION: f"interval {CUTS_KEPT_MS} milliseconds",
     expiry.FILE_RETENTION: "interval 30 milliseconds",
 }
+
+
+def _time_text(time_ms: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)).isoformat()
 
 
 @dataclass
@@ -48,13 +54,27 @@ class MemoryLog:
     transactions: list[Transaction] = field(default_factory=list)
     log_starts: dict[tuple[str, int], int] = field(default_factory=dict)
 
+    retention_ms: int = -1
+    clock: int = 0
+    times: dict[int, int] = field(default_factory=dict)
+    """The time of each transaction's last record. All of its records count as that old."""
+
     def begin(self) -> None:
         self.transactions.append(Transaction(len(self.transactions)))
+
+    def delete(self, name: str) -> None:
+        """Delete a topic with all its records."""
+        del self.ids[name]
+
+    def create_again(self, name: str) -> None:
+        """Create another topic with the name of one that was deleted."""
+        self.ids[name] = f"{name}-2"
 
     def append(self, number: int, place: tuple[str, int], rows: int) -> None:
         first = self.ends[place]
         self.transactions[number].rows.setdefault(place, []).extend(range(first, first + rows))
         self.ends[place] = first + rows
+        self.times[number] = self.clock
 
     def open_ones(self) -> list[int]:
         return [each.number for each in self.transactions if each.outcome == "open"]
@@ -85,7 +105,8 @@ class MemoryLog:
                         at[place], moved = rows[0], True
         found: dict[str, dict[int, int]] = {name: {} for name in self.ids}
         for (name, partition), offset in at.items():
-            found[name][partition] = offset
+            if name in found:
+                found[name][partition] = offset
         return found
 
     def states(self) -> dict[str, steps.TopicState]:
@@ -95,6 +116,7 @@ class MemoryLog:
                 topic_id,
                 pa.schema([(f"c{k}", pa.int64()) for k in range(self.columns[name])]),
                 {p: self.log_starts.get((name, p), 0) for t, p in self.ends if t == name},
+                self.retention_ms,
             )
             for name, topic_id in self.ids.items()
         }
@@ -129,9 +151,11 @@ class LakeWorld:
         self.paused: dict[int, int] = {}
         self.filled = 0
         self.expired = 0
+        self.trimmed = 0
+        self.merged_cuts = 0
         self.rows: dict[str, list[Row]] = {}
         self.columns: dict[str, int] = {}
-        self.cuts: dict[str, steps.Cut] = {}
+        self.cuts: dict[str, list[steps.Cut]] = {}
         self.late: list[tuple[str, int, list[Action]]] = []
         self.checkpoints: dict[str, dict[int, list[Action]]] = {}
         self.last_checkpoints: dict[str, int] = {}
@@ -171,7 +195,7 @@ class LakeWorld:
             self.running[worker] = None
         except LakeUnavailable:
             self.running[worker] = None
-        if self.random.random() < self.faults.paused * (20 if before_put else 1):
+        if self.random.random() < self.faults.paused * (50 if before_put else 1):
             self.paused[worker] = self.random.randrange(20, 150)
 
     def run(self, worker: int, steps: int) -> None:
@@ -186,9 +210,28 @@ class LakeWorld:
             table = lake.tables[self.random.choice([*TOPICS, CUTS])]
             self.expired += yield from self._drive(expiry.expire_table(table, self.due_ms))
             return
-        if kind < 0.45:
+        if kind < 0.2 and lake.cuts.version >= 0:
+            yield from self._drive(retention.trim_cuts(lake.cuts, CLUSTER, lake.id))
+            return
+        if kind < 0.3:
+            state = self.log.states().get(self.random.choice(TOPICS))
+            if (
+                state is not None
+                and state.id == f"{state.name}-1"
+                and lake.tables[state.name].version >= 0
+            ):
+                script = retention.trim_table(lake.tables[state.name], CLUSTER, state)
+                self.trimmed += yield from self._drive(script)
+            return
+        if kind < 0.35 and lake.cuts.version >= 0:
+            script = merging.merge_table(
+                lake.cuts, CLUSTER, lake.id, 8, 2, ranging=merging.range_of_cuts
+            )
+            self.merged_cuts += bool((yield from self._drive(script)))
+            return
+        if kind < 0.65:
             name = self.random.choice(TOPICS)
-            script = merging.merge_table(lake.tables[name], CLUSTER, self.log.ids[name], 5000, 2)
+            script = merging.merge_table(lake.tables[name], CLUSTER, f"{name}-1", 5000, 2)
             if lake.tables[name].version < 0:
                 return
             self.merged += bool((yield from self._drive(script)))
@@ -197,12 +240,12 @@ class LakeWorld:
         self.rounds += 1
         self.outdated += not done
         for name in TOPICS:
-            for partition, at in lake.tables[name].offsets(self.log.ids[name]).items():
+            for partition, at in lake.tables[name].offsets(f"{name}-1").items():
                 self._note_tiered(name, partition, at)
 
     def _note_tiered(self, name: str, partition: int, at: int) -> None:
         """Record an offset that a worker read back, as local retention relies on it."""
-        have = self.table(name).offset(self.log.ids[name], partition)
+        have = self.table(name).offset(f"{name}-1", partition)
         assert have is not None
         assert at <= have, f"{name}: {at} was recorded, the table ends at {have}"
         self.tiered[name, partition] = max(at, self.tiered.get((name, partition), 0))
@@ -230,9 +273,10 @@ class LakeWorld:
             case steps.NewMark():
                 return self._name("mark")
             case steps.DescribeTopics():
-                return self.log.states()
-            case steps.FindCut():
-                return self.log.cut()
+                found = self.log.states().items()
+                return {name: each for name, each in found if each.id == f"{name}-1"}
+            case steps.FindCut(lower):
+                return {name: each for name, each in self.log.cut().items() if name in lower}
             case steps.ReadVersion(table, version):
                 found = self.files.get(table, {}).get(version)
                 return None if found is None else found[0]
@@ -262,9 +306,15 @@ class LakeWorld:
                 ]
             case steps.WriteCut(cut):
                 path = self._name("cut")
-                self.cuts[path] = cut
-                return AddFile(path=path, size=1, modification_time=0)
-            case steps.MergeFiles(_, files):
+                self.cuts[path] = [cut]
+                return self._cut_file(path)
+            case steps.FindRanges(_, files):
+                return {each.path: self._ranges(each.path) for each in files}
+            case steps.MergeFiles(table, files, _) if table == CUTS:
+                path = self._name("cut")
+                self.cuts[path] = [cut for each in files for cut in self.cuts[each.path]]
+                return self._cut_file(path, data_change=False)
+            case steps.MergeFiles(_, files, _):
                 rows = [row for each in files for row in self.rows[each.path]]
                 return self._add(rows, sum(each.size for each in files), data_change=False)
             case steps.WriteCheckpoint(table):
@@ -277,6 +327,27 @@ class LakeWorld:
                 self.last_checkpoints[table.at] = table.version
                 return None
         raise AssertionError(step)
+
+    def _cut_file(self, path: str, *, data_change: bool = True) -> AddFile:
+        numbers = [cut.number for cut in self.cuts[path]]
+        newest = _time_text(max(cut.time_ms for cut in self.cuts[path]))
+        stats = {
+            "minValues": {merging.CUT: min(numbers)},
+            "maxValues": {merging.CUT: max(numbers), retention.CUT_TIME: newest},
+        }
+        return AddFile(
+            path=path,
+            size=len(numbers),
+            modification_time=0,
+            data_change=data_change,
+            stats=json.dumps(stats),
+        )
+
+    def _ranges(self, path: str) -> dict[int, tuple[int, int]]:
+        offsets: dict[int, list[int]] = {}
+        for partition, offset, _ in self.rows[path]:
+            offsets.setdefault(partition, []).append(offset)
+        return {partition: (min(found), max(found)) for partition, found in offsets.items()}
 
     def _name(self, kind: str) -> str:
         self.names += 1
@@ -292,7 +363,7 @@ class LakeWorld:
         ]
         if not rows:
             return None
-        made = self._add(rows, 100 * len(rows))
+        made = self._add(rows, 100)
         self.columns[made.path] = len(topic.schema)
         return made
 
@@ -302,7 +373,11 @@ class LakeWorld:
         stats = {
             "numRecords": len(rows),
             "minValues": {PARTITION: min(row[0] for row in rows), OFFSET: min(r[1] for r in rows)},
-            "maxValues": {PARTITION: max(row[0] for row in rows), OFFSET: max(r[1] for r in rows)},
+            "maxValues": {
+                PARTITION: max(row[0] for row in rows),
+                OFFSET: max(row[1] for row in rows),
+                TIMESTAMP: _time_text(max(self.log.times[row[2]] for row in rows)),
+            },
         }
         return AddFile(
             path=path,
@@ -407,6 +482,17 @@ class LakeWorld:
         actions += [Action(add=each) for path, each in old.files.items() if path not in table.files]
         return self.put(name, table.version + 1, actions)
 
+    def remove_local_records(self) -> None:
+        """Remove the records of the log that local retention may remove."""
+        self.log.log_starts |= self.tiered
+
+    def delete_or_create(self, name: str) -> None:
+        """Delete a topic, or create one with its name. At least one topic of the lake stays."""
+        if name not in self.log.ids:
+            self.log.create_again(name)
+        elif all(self.log.ids.get(each) == f"{each}-1" for each in TOPICS):
+            self.log.delete(name)
+
     def copy_back(self, name: str, end: int) -> None:
         """Replace the folder of a table by an older copy, which has the versions below ``end``."""
         del self.versions[name][end:]
@@ -438,8 +524,14 @@ class LakeWorld:
         assert len(columns) >= 3 + max(
             (self.columns.get(path, 0) for path in table.files), default=0
         )
-        ends = {p: table.offset(self.log.ids[name], p) or 0 for t, p in self.log.ends if t == name}
-        want = {row for row in self.log.committed(name) if row[1] < ends[row[0]]}
+        of = f"{name}-1"
+        ends = {p: table.offset(of, p) or 0 for t, p in self.log.ends if t == name}
+        starts = {p: table.first_offset(of, p) or 0 for p in ends}
+        below = {row for row in self.log.committed(name) if row[1] < ends[row[0]]}
+        want = {row for row in below if row[1] >= starts[row[0]]}
+        for row in below - want:
+            age = self.clock - self.log.times[row[2]]
+            assert 0 <= self.log.retention_ms < age, f"{name}@{version}: {row} was removed early"
         assert set(rows) == want, f"{name}@{version}: {sorted(want ^ set(rows))}"
         for each in self.log.transactions:
             of_table = {p: o for (t, p), o in each.rows.items() if t == name}
@@ -449,19 +541,35 @@ class LakeWorld:
 
     def check_cuts(self) -> None:
         """Check that the tables of each recorded cut have the same transactions."""
-        recorded = [self.cuts[path] for path in self.table(CUTS).files]
+        recorded = [cut for path in self.table(CUTS).files for cut in self.cuts[path]]
         numbers = sorted(cut.number for cut in recorded)
-        assert numbers == list(range(len(numbers))), numbers
+        last = self.table(CUTS).number("isolog:lake-1")
+        assert numbers == list(range(last + 1 - len(numbers), last + 1)), numbers
+        for actions in self.versions.get(CUTS, []):
+            for cut in (
+                each for a in actions if a.add is not None for each in self.cuts[a.add.path]
+            ):
+                age = self.clock - cut.time_ms
+                assert cut.number in numbers or age > CUTS_KEPT_MS, f"cut {cut.number} was removed"
         for cut in recorded:
-            rows = set()
+            rows, starts = set(), {}
             for entry in cut.entries:
                 table = self.table(entry.topic, entry.version)
+                starts |= {
+                    (entry.topic, p): table.first_offset(entry.topic_id, p) or 0
+                    for p in entry.offsets
+                }
                 for partition, offset in entry.offsets.items():
                     at = table.txns.get(application(entry.topic_id, partition), Txn("", 0)).version
                     assert at == offset, f"cut {cut.number}: {entry.topic}"
                 rows |= {(entry.topic, p, o) for p, o, _ in self.rows_of(table)}
             for each in self.log.transactions:
-                mine = {(t, p, o) for (t, p), found in each.rows.items() for o in found}
+                mine = {
+                    (t, p, o)
+                    for (t, p), found in each.rows.items()
+                    for o in found
+                    if o >= starts.get((t, p), 1 << 60)
+                }
                 want = mine if each.outcome == "committed" and mine & rows else set()
                 assert mine & rows == want, f"cut {cut.number} divides {each.number}"
 
@@ -477,7 +585,14 @@ class LakeWorld:
                 pass
         for name in TOPICS:
             self.check_table(name)
-            assert lake.tables[name].version == self.table(name).version
             assert not self.deleted & self.table(name).files.keys()
-            rows = set(self.rows_of(self.table(name)))
-            assert rows == self.log.committed(name), f"{name}: rows are missing at the end"
+            if self.log.ids.get(name) != f"{name}-1":
+                continue  # it was deleted, and its table stays as it was
+            assert lake.tables[name].version == self.table(name).version
+            rows, table = set(self.rows_of(self.table(name))), self.table(name)
+            want = {
+                row
+                for row in self.log.committed(name)
+                if row[1] >= (table.first_offset(f"{name}-1", row[0]) or 0)
+            }
+            assert rows == want, f"{name}: rows are missing at the end"

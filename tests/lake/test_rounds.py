@@ -18,6 +18,7 @@ def simulate(seed: int, *, events: int = 2000, workers: int = 2) -> LakeWorld:
     for _ in range(events):
         kind = draw.random()
         world.clock += kind < 0.3
+        world.log.clock = world.clock
         if kind < 0.75:
             world.step(draw.randrange(workers))
         elif kind < 0.82:
@@ -29,15 +30,21 @@ def simulate(seed: int, *, events: int = 2000, workers: int = 2) -> LakeWorld:
         elif kind < 0.97 and world.log.open_ones():
             number = draw.choice(world.log.open_ones())
             world.log.transactions[number].outcome = draw.choice(("committed", "aborted"))
-        elif kind < 0.973:
+        elif kind < 0.975:
             world.put_late()
         elif kind < 0.985:
             world.compact(draw.choice(TOPICS))
         elif kind < 0.99:
             name = draw.choice(TOPICS)
             world.log.ends.setdefault((name, len([t for t, _ in world.log.ends if t == name])), 0)
-        elif kind < 0.995:
+        elif kind < 0.992:
             world.log.columns[draw.choice(TOPICS)] += 1
+        elif kind < 0.994 and seed % 2:
+            world.log.retention_ms = 150
+        elif kind < 0.997:
+            world.remove_local_records()
+        elif kind < 0.9975 and seed % 5 == 0:
+            world.delete_or_create(draw.choice(TOPICS))
     world.finish()
     world.check_cuts()
     return world
@@ -92,17 +99,26 @@ def test_an_older_copy_of_a_table_stops_the_worker() -> None:
         world.finish()
 
 
-def test_a_recreated_topic_stops_the_worker() -> None:
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_the_other_tables_continue_after_a_topic_was_deleted(is_created_again: bool) -> None:
     world = settled_world()
-    world.log.ids["orders"] = "orders-2"
-    with pytest.raises(LakeStopped, match="belongs to the topic orders-1"):
-        world.finish()
+    version = world.table("audit").version
+    world.log.delete("audit")
+    if is_created_again:
+        world.log.create_again("audit")
+    world.log.begin()
+    world.log.append(6, ("orders", 0), 5)
+    world.finish()
+    assert world.table("orders").offset("orders-1", 0) == 17
+    assert world.table("audit").version == version
+    world.check_cuts()
 
 
-def test_a_deleted_topic_stops_the_worker() -> None:
+def test_a_lake_without_topics_stops() -> None:
     world = settled_world()
-    del world.log.ids["audit"]
-    with pytest.raises(LakeStopped, match="the topic 'audit' of the lake was deleted"):
+    for name in TOPICS:
+        world.log.delete(name)
+    with pytest.raises(LakeStopped, match="all topics of the lake were deleted"):
         world.finish()
 
 

@@ -11,6 +11,7 @@ import isolog
 from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
+from spark_stream.lake_worker.status import cuts_of, topics_of
 from tests.lake_worker.lake_tables import rows_of, table_of
 
 NUMBERS = pa.schema([("n", pa.int32()), ("text", pa.string())])
@@ -170,19 +171,47 @@ def test_a_dropped_lake_ends_its_worker_and_another_of_its_name_is_left_alone(lo
         isolog.LakeWorker(log, "other")
 
 
-def test_a_worker_stops_at_a_topic_that_was_created_again(log, tmp_path):
-    log.create_topic("t", schema=NUMBERS)
-    append(log, "t", 0, 10)
-    log.create_lake("l", "t", tmp_path)
+def test_the_other_topics_continue_beside_one_that_was_created_again(log, tmp_path):
+    for name in ("t", "u"):
+        log.create_topic(name, schema=NUMBERS)
+        append(log, name, 0, 10)
+    log.create_lake("l", ["t", "u"], tmp_path)
     worker = isolog.LakeWorker(log, "l")
     worker.run_once()
     log.delete_topic("t")
+    append(log, "u", 10, 10)
+    worker.run_once()
     log.create_topic("t", schema=NUMBERS)
     append(log, "t", 100, 20)
+    append(log, "u", 20, 10)
     for each in (worker, isolog.LakeWorker(log, "l")):
-        with pytest.raises(LakeStopped, match="was deleted"):
-            each.run()
+        each.run_once()
     assert rows_of(tmp_path, "t").num_rows == 10
+    assert check(log, tmp_path, "u").num_rows == 30
+    status = {each.topic: each for each in topics_of(log, log.describe_lake("l"))}
+    assert "was deleted" in (status["t"].problem or "")
+    assert (status["t"].lag, status["u"].problem, status["u"].lag) == (None, None, 0)
+
+
+def test_a_lake_whose_topics_were_all_deleted_stops(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    log.delete_topic("t")
+    with pytest.raises(LakeStopped, match="all topics of the lake were deleted"):
+        isolog.LakeWorker(log, "l").run()
+
+
+def test_cuts_are_merged_and_listed(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(9):
+        append(log, "t", at * 10, 10)
+        worker.run_once()
+    assert len(table_of(tmp_path, "_cuts").files) < 5
+    cuts = cuts_of(log.describe_lake("l"))
+    assert [cut.number for cut in cuts] == list(range(len(cuts)))
+    assert len(cuts) >= 9
 
 
 def test_a_worker_stops_at_a_folder_with_another_table(log, tmp_path):

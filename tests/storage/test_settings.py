@@ -126,19 +126,20 @@ def test_other_settings_keep_their_values():
 
 
 @pytest.mark.parametrize("unit", ["ms", "bytes"])
-def test_retention_of_the_log_and_beside_a_table_exclude_each_other(unit):
-    with pytest.raises(InvalidConfig, match="exclude each other"):
-        parse_settings({"retention.bytes": "1000", f"local.retention.{unit}": "1000"})
+def test_the_log_keeps_no_more_than_the_table(unit):
+    with pytest.raises(InvalidConfig, match=rf"local.retention.{unit} \(1001\) is larger than"):
+        parse_settings({f"retention.{unit}": "1000", f"local.retention.{unit}": "1001"})
+    for whole in ("1000", "1001", "-1"):
+        parse_settings({f"retention.{unit}": whole, f"local.retention.{unit}": "1000"})
 
 
-def test_retention_of_a_topic_replaces_the_other_kind_of_the_broker():
-    old, local = LogSettings(retention_ms=1_000), LogSettings(local_retention_ms=1_000)
-    found = parse_settings({"local.retention.bytes": "1000"}, old)
-    assert (found.retention_ms, found.local_retention_bytes) == (-1, 1_000)
-    found = parse_settings({"retention.bytes": "1000"}, local)
-    assert (found.local_retention_ms, found.retention_bytes) == (-1, 1_000)
-    assert parse_settings({"segment.ms": "1000"}, local).local_retention_ms == 1_000
-    assert parse_settings({"local.retention.bytes": "-1"}, old).retention_ms == 1_000
+def test_local_retention_is_that_of_the_log_where_it_is_set():
+    found = parse_settings({"local.retention.bytes": "500", "retention.bytes": "1000"})
+    assert (found.kept_ms, found.kept_bytes, found.needs_table) == (-1, 500, True)
+    found = parse_settings({"retention.ms": "2000"}, found)
+    assert (found.kept_ms, found.kept_bytes) == (2000, 500)
+    found = parse_settings({"local.retention.bytes": "-1"}, found)
+    assert (found.kept_ms, found.kept_bytes, found.needs_table) == (2000, 1000, False)
 
 
 @given(

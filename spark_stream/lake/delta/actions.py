@@ -77,7 +77,7 @@ class AddFile(Part, frozen=True, omit_defaults=False):
     deletion_vector: msgspec.Raw | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class RemoveFile(Part, frozen=True):
+class RemoveFile(Part, frozen=True, omit_defaults=False):
     """A file that belongs to no version from this one on."""
 
     path: str
