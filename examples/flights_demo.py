@@ -25,9 +25,10 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import flights_data
 import flights_mishaps
@@ -52,6 +53,9 @@ from pyspark.sql.streaming import StreamingQuery
 
 import isolog
 
+if TYPE_CHECKING:
+    from flights_lake import Lake
+
 HELD_BATCHES = 3
 """Micro-batches that are written while the wrong load is open, and while a broker is down."""
 POLL_S = 0.1
@@ -69,6 +73,8 @@ class Run:
     asked: argparse.Namespace
     output: Output
     brokers: Brokers
+    lake: Lake | None = None
+    """The copy of the topic as a table, with ``--lake``."""
     failed_attempt: int = 0
     """Records that the failed attempt of a micro-batch left in the log."""
 
@@ -113,7 +119,14 @@ class Run:
         console = flights_report.console
         console.print("\nThe reading job's last streaming offset is where it stands in the log:")
         console.print(f"  {json.dumps(offsets_of(reading.end_offset))}", soft_wrap=True)
-        return predicted and agree
+        return predicted and agree and self._tables_agree()
+
+    def _tables_agree(self) -> bool:
+        """Compare the table with the log, if there is a lake. Return whether all counts agree."""
+        if self.lake is None:
+            return True
+        self.lake.finish()
+        return flights_report.show_lake(*self.lake.counts(self.spark))
 
     def _stream(self) -> tuple[Job, int, WrongLoad]:
         """Run both jobs to their end. Return the reader, the written rows, the aborted load."""
@@ -126,6 +139,8 @@ class Run:
             writing = Job(self._writer())
             while not log_ends(self.log, TOPIC) and writing.query.isActive:  # the sink makes it
                 time.sleep(POLL_S)
+            if self.lake is not None:
+                self.lake.begin()
             reading = Job(self._reader())
             while True:
                 done = not writing.query.isActive
@@ -212,6 +227,10 @@ class Output:
         return self.path / "log"
 
     @property
+    def lake(self) -> Path:
+        return self.path / "lake"
+
+    @property
     def mishap(self) -> Path:
         """While this file exists, one micro-batch fails."""
         return self.path / "fail-once"
@@ -231,8 +250,9 @@ class Output:
         self.path.mkdir(parents=True, exist_ok=True)
         mark.touch()
         stop_brokers(self.log)
-        for left in (self.input, self.log, self.path / "checkpoints"):
+        for left in (self.input, self.log, self.lake, self.path / "checkpoints"):
             shutil.rmtree(left, ignore_errors=True)
+        self.lake.with_name("lake-worker.log").unlink(missing_ok=True)
         self.chart.unlink(missing_ok=True)
         self.mishap.unlink(missing_ok=True)
 
@@ -307,9 +327,17 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="show the brokers on a web page during the run (isolog console)",
     )
+    parser.add_argument(
+        "--lake",
+        action="store_true",
+        help="copy the topic into a Delta table during the run, and compare DuckDB, polars and"
+        " Spark with the log at the end",
+    )
     asked = parser.parse_args()
     if (asked.secure or asked.etcd) and (asked.bootstrap or asked.brokers == 1):
         parser.error("--secure and --etcd need several brokers started by the run")
+    if asked.lake and (asked.secure or asked.bootstrap):
+        parser.error("--lake needs brokers started by the run, without --secure")
     return asked
 
 
@@ -326,10 +354,16 @@ def main() -> int:
             isolog.connect(**brokers.place) as log,
             open_console(brokers.place) if asked.console else nullcontext() as console,
             spark_session() as spark,
+            ExitStack() as ended,
         ):
             if console is not None:
                 flights_report.show_console(console, brokers.place.get("profile"))
-            agree = Run(spark, log, asked, output, brokers).whole()
+            lake = None
+            if asked.lake:
+                from flights_lake import open_lake  # it needs more packages
+
+                lake = ended.enter_context(open_lake(log, brokers.place, output.lake))
+            agree = Run(spark, log, asked, output, brokers, lake).whole()
             if console is not None and sys.stdin.isatty():
                 input("The console shows what is there now. Press Enter to end it. ")
     except isolog.errors.IsologError as error:

@@ -309,6 +309,22 @@ def show_counts(
     return agree
 
 
+def show_lake(what: str, seen: Mapping[str, tuple[int, int]]) -> bool:
+    """Print the flights of the table and of the log at one cut. Return whether all agree."""
+    console.print(f"\n[bold]The topic as a Delta table, at one cut: {what}")
+    table = _table()
+    for name in ("read by", "flights", "miles"):
+        table.add_column(name, justify="left" if name == "read by" else "right")
+    right = seen["log"]
+    for reader, (count, miles) in seen.items():
+        wrong = "" if (count, miles) == right else "[bold red]"
+        table.add_row(reader, f"{wrong}{count:,}", f"{wrong}{miles:,}")
+    console.print(table)
+    agree = set(seen.values()) == {right}
+    console.print("[bold green]They agree." if agree else "[bold red]The counts differ.")
+    return agree
+
+
 def show_files(
     output: Path, bootstrap: str | None, brokers: int, seconds: float, *, etcd: bool = False
 ) -> None:

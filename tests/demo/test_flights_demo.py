@@ -138,6 +138,25 @@ def test_the_secure_demo_counts_all_records_and_logs_no_password(
         assert file.is_dir() or password[1].encode() not in file.read_bytes(), file
 
 
+@pytest.mark.full  # without Spark: tests/system/lakes/test_foreign_readers.py
+@pytest.mark.timeout(600)
+def test_the_demo_with_a_lake_has_the_same_counts_in_table_and_log(
+    tmp_path: Path, shell: Shell
+) -> None:
+    said = shell.demo(tmp_path, "--months", "1", "--lake")
+    readers = ["log", "DuckDB", "polars", "Spark"]
+    readers += [f"{name}, two thirds of the log removed" for name in ("isolog sql", "Spark")]
+    miles = set()
+    for reader in readers:
+        found = re.search(rf"^ *{reader} +{JANUARY:,} +([\d,]+) *$", said, re.MULTILINE)
+        assert found, f"{reader}: {said}"
+        miles.add(found[1])
+    assert len(miles) == 1
+    assert "gets kill -9" in said
+    assert not brokers_of(tmp_path / "demo-output")
+    assert (tmp_path / "demo-output" / "lake" / "flights" / "_delta_log").is_dir()
+
+
 @pytest.mark.timeout(60)
 def test_brokers_of_a_killed_run_are_stopped(tmp_path: Path) -> None:
     import flights_brokers
