@@ -17,6 +17,7 @@ from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import isolog
 from spark_stream.datasource.spark.releases import PASSES_LIMITS
@@ -160,15 +161,15 @@ class Queries:
 
         A run ends after one micro-batch if Spark passes no trigger. Then it is restarted.
         """
-        rows = self._run(frame, to, checkpoint)
+        progress = self._run(frame, to, checkpoint)
         again = not PASSES_LIMITS
         while again:
-            more = self._run(frame, to, checkpoint)
-            again = any(more)
-            rows += more if again else []
-        return rows
+            more = [each for each in self._run(frame, to, checkpoint) if _has_moved(each)]
+            again = bool(more)
+            progress += more
+        return [each["numInputRows"] for each in progress]
 
-    def _run(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[int]:
+    def _run(self, frame: DataFrame, to: Path, checkpoint: Path) -> list[StreamingQueryProgress]:
         query = (
             frame.writeStream.format("parquet")
             .option("path", str(to))
@@ -181,7 +182,12 @@ class Queries:
         query.stop()
         if failure is not None:
             raise failure
-        return [progress["numInputRows"] for progress in query.recentProgress]
+        return list(query.recentProgress)
+
+
+def _has_moved(progress: StreamingQueryProgress) -> bool:
+    """Return whether a micro-batch covered offsets, also if no row of them passed a filter."""
+    return any(each["startOffset"] != each["endOffset"] for each in progress["sources"])
 
 
 def ended(query: StreamingQuery) -> str | None:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 import isolog
 from tests.spark.conftest import Queries
+from tests.spark.releases import passes_limits
 from tests.spark.test_stream_source import NUMBERS, Collected, add, read_back, wait_until
 
 
@@ -52,6 +53,7 @@ def test_query_waits_for_the_minimum_up_to_its_delay(
         running.stop()
 
 
+@passes_limits
 @pytest.mark.full  # without a JVM: tests/datasource/values/test_limits.py
 def test_available_now_reaches_its_target_and_ignores_new_partitions(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
