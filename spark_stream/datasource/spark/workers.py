@@ -28,9 +28,17 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from spark_stream.errors import InternalError, IsologError
 from spark_stream.operating_system import peer_has_closed
 
-_OF_WORKERS: Final = {"SPARK_PYTHON_RUNTIME", "PYTHON_WORKER_FACTORY_SECRET"}
-"""Variables that Spark sets for its Python processes, planners and tasks alike. 4.0 has only the
-second one."""
+_OF_WORKERS: Final = {
+    "SPARK_PYTHON_RUNTIME",
+    "PYTHON_WORKER_FACTORY_SECRET",
+    "PYTHON_WORKER_FACTORY_SOCK_DIR",
+    "PYTHON_WORKER_FACTORY_SOCK_PATH",
+}
+"""Variables that Spark sets for its Python processes, planners and tasks alike.
+
+4.0 and 4.1 lack the first one. With ``spark.python.unix.domain.socket.enabled`` there is no second
+one. Then daemons have the third one, and other processes the last one.
+"""
 
 PUSHES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 """The worker that passes filters to a batch reader, which returns those that it does not take."""

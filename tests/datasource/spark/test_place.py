@@ -45,7 +45,15 @@ def planned_by(monkeypatch: pytest.MonkeyPatch, *parents: Process) -> None:
     monkeypatch.setattr(place.psutil, "Process", Here)
 
 
-@pytest.mark.parametrize("variable", ["SPARK_PYTHON_RUNTIME", "PYTHON_WORKER_FACTORY_SECRET"])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "SPARK_PYTHON_RUNTIME",
+        "PYTHON_WORKER_FACTORY_SECRET",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR",
+        "PYTHON_WORKER_FACTORY_SOCK_PATH",
+    ],
+)
 def test_workers_of_each_release_are_detected(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
