@@ -39,7 +39,7 @@ def test_task_error_has_no_traceback(
         queries.write(spark.sql("select 'v' as value, 7 as partition"), topic)
     message = str(caught.value)
     assert "Traceback" not in message
-    assert "has partitions 0 to 0, not 7" in "".join(message.splitlines()[:2])
+    assert "has partitions 0 to 0, not 7" in "".join(message.splitlines()[:3])
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/spark/test_types_nulls.py
