@@ -53,7 +53,8 @@ _PROPERTIES: Final = {
 _RESERVED: Final = {"_partition", "_file", "_pos", "_deleted", "_spec_id", "_row_id"}
 _PREFIX: Final = "_topic"
 _COMMITS_MAX: Final = 5
-_SNAPSHOTS_MAX: Final = 500
+_SNAPSHOTS_MAX: Final = 100
+"""A commit of pyiceberg copies the list of snapshots 25 times: 1.4 ms of CPU for each snapshot."""
 
 
 class _Refused(Exception):
@@ -186,8 +187,9 @@ class IcebergTables:
         summary = {VERSION: str(delta.version), _OFFSETS: json.dumps(offsets)}
         with changes.update_schema() as schema:
             schema.union_by_name(columns)
-        mapping = self._mapping(changes.table_metadata.schema())
-        if changes.table_metadata.properties.get(_MAPPING) != mapping:
+        metadata = changes.table_metadata
+        mapping = self._mapping(metadata.schema())
+        if metadata.properties.get(_MAPPING) != mapping:
             changes.set_properties({_MAPPING: mapping})
         update = changes.update_snapshot(snapshot_properties=summary)
         removed = present.keys() - wanted
@@ -195,7 +197,7 @@ class IcebergTables:
             for path in sorted(removed):
                 files.delete_data_file(present[path])
             added = sorted(wanted - present.keys())
-            for each in self._data_files(changes.table_metadata, table.io, added):
+            for each in self._data_files(metadata, table.io, added):
                 files.append_data_file(each)
 
     def _open(self, delta: Table, columns: pa.Schema) -> Any:
