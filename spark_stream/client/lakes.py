@@ -14,6 +14,8 @@ from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, ICEBERG_NAME, Lak
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLake
 from spark_stream.lake.delta.schema import table_schema
+from spark_stream.lake.storage.locations import check_location
+from spark_stream.lake.storage.stores import open_store
 from spark_stream.wire.lake_messages import (
     CreateLake,
     DescribeLake,
@@ -41,8 +43,13 @@ class LakesClient:
         freshness: float,
         file_bytes: int,
         iceberg: str | None = None,
+        *,
+        check: bool = False,
     ) -> LakeDescription:
-        """Create a lake, if each topic can have a Delta table."""
+        """Create a lake, if each topic can have a Delta table.
+
+        ``check``: whether this process writes into the location first.
+        """
         if iceberg is not None and not re.fullmatch(ICEBERG_NAME, iceberg):
             raise InvalidOption(
                 f"{iceberg!r} is no name of an Iceberg catalog",
@@ -51,8 +58,11 @@ class LakesClient:
                 option="iceberg",
             )
         names = [topics] if isinstance(topics, str) else list(topics)
+        ids = {}
         for each in names:
-            table_schema(each, self._topics.describe(checked_topic(each)).schema)
+            topic = self._topics.describe(checked_topic(each))
+            table_schema(each, topic.schema)
+            ids[each] = topic.id
         place = _location(location)
         if iceberg is not None and (bad := sorted(set("?#%").intersection(place))):
             raise InvalidOption(
@@ -60,6 +70,8 @@ class LakesClient:
                 hint="Choose another folder. Iceberg takes the paths of files for addresses.",
                 option="location",
             )
+        if check:
+            check_location(open_store(place), self._connection.cluster_id or "", ids)
         request = CreateLake.of(
             lake=name,
             lake_id=secrets.token_hex(8),

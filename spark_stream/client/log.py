@@ -561,6 +561,7 @@ class Log(ProcessBound):
         freshness: float = FRESHNESS_S_DEFAULT,
         file_bytes: int = FILE_BYTES_DEFAULT,
         iceberg: str | None = None,
+        check: bool = False,
     ) -> LakeDescription:
         """Create a lake: Delta tables with the committed records of topics.
 
@@ -576,6 +577,9 @@ class Log(ProcessBound):
             iceberg: A catalog of pyiceberg's configuration, where the tables are also Iceberg
                 tables (``"CATALOG"``, or ``"CATALOG.NAMESPACE"``). The namespace is the lake's name
                 by default.
+            check: Write a file into the location first, and look for tables of others, as
+                ``isolog lake create`` does. Without it the worker finds a fault later. It needs the
+                keys of an object store in this process too.
 
         Returns:
             The lake.
@@ -587,13 +591,17 @@ class Log(ProcessBound):
             SchemaMismatch: Delta does not accept a column's name.
             InvalidRequest: A setting is out of its range, or the location has keys.
             InvalidOption: ``iceberg`` is no name of a catalog.
+            LakeUnavailable: With ``check``: the location refused a file.
+            LakeStopped: With ``check``: the location is a table, or has tables of others.
 
         Examples:
             >>> topic = log.create_topic("trades", schema="id bigint, price double")
             >>> log.create_lake("finance", "trades", "lake-of-trades").topics[0].name
             'trades'
         """
-        return self._lakes.create(name, topics, location, freshness, file_bytes, iceberg)
+        return self._lakes.create(
+            name, topics, location, freshness, file_bytes, iceberg, check=check
+        )
 
     def lakes(self) -> list[LakeDescription]:
         """Return all lakes, sorted, with the offsets that their workers have recorded."""

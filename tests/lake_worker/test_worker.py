@@ -219,6 +219,8 @@ def test_a_worker_stops_at_a_folder_with_another_table(log, tmp_path):
     path = tmp_path / "t" / version_path(0)
     path.parent.mkdir(parents=True)
     path.write_bytes(encoded(first_actions("t", pa.schema([("x", pa.int64())]), "id", {}, 0)))
+    with pytest.raises(LakeStopped, match="another program"):
+        log.create_lake("l", "t", tmp_path, check=True)
     log.create_lake("l", "t", tmp_path)
     with pytest.raises(LakeStopped, match="another program"):
         isolog.LakeWorker(log, "l").run()
@@ -241,6 +243,8 @@ def test_a_location_that_refuses_is_reported_and_tried_again(log, tmp_path):
     append(log, "t", 0, 10)
     place = tmp_path / "lake"
     place.write_text("a file, not a folder")
+    with pytest.raises(LakeUnavailable, match="refused an operation: File exists"):
+        log.create_lake("l", "t", place, check=True)
     log.create_lake("l", "t", place)
     worker = isolog.LakeWorker(log, "l")
     with pytest.raises(LakeUnavailable, match="refused an operation: Not a directory"):

@@ -58,6 +58,9 @@ def create(
             show_default=False,
         ),
     ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Write into the location first, and look for other tables there.")
+    ] = True,
 ) -> None:
     """Create a lake of topics. `isolog lake run` writes its tables.
 
@@ -67,7 +70,13 @@ def create(
     with log(bootstrap, path) as opened:
         names = [each.strip() for each in topics.split(",") if each.strip()]
         made = opened.create_lake(
-            name, names, location, freshness=freshness, file_bytes=file_bytes, iceberg=iceberg
+            name,
+            names,
+            location,
+            freshness=freshness,
+            file_bytes=file_bytes,
+            iceberg=iceberg,
+            check=check,
         )
     note(f"created lake {made.name} at {made.location}")
 

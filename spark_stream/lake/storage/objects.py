@@ -54,6 +54,7 @@ class ObjectStore:
         self._location = location
         self._exists = exceptions.AlreadyExistsError, exceptions.PreconditionError
         self._failed = exceptions.BaseError, OSError
+        self._denied = exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
         endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
         options = {"timeout": timeout, "connect_timeout": "10s"}
         if endpoint.startswith("http://"):
@@ -142,9 +143,15 @@ class ObjectStore:
             raise self._unavailable(error) from None
 
     def _unavailable(self, error: Exception) -> LakeUnavailable:
+        hint = "Check the address, the network and the keys. The worker tries again."
+        if isinstance(error, self._denied):
+            hint = (
+                "The keys do not permit it. Check those in the environment of this process, for"
+                " example AWS_ACCESS_KEY_ID, and the rules of the bucket."
+            )
         return LakeUnavailable(
             f"the lake's location {self._location} refused an operation: {_reason(error)}",
-            hint="Check the address, the network and the keys. The worker tries again.",
+            hint=hint,
         )
 
 
