@@ -25,10 +25,11 @@ PARTS = (
     "quotas",
     "access",
     "counting",
+    "lake",
     "spark",
     "memory",
 )
-SIZES = ("dir", "rounds", "seconds", "gibibytes", "transactions", "idle")
+SIZES = ("dir", "rounds", "seconds", "gibibytes", "rows", "transactions", "idle")
 
 
 def main() -> None:
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="pairs of Spark measurements")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each native rate")
     parser.add_argument("--gibibytes", type=float, default=10.0, help="of log, for the memory")
+    parser.add_argument("--rows", type=int, default=2_000_000, help="that a lake's worker copies")
     parser.add_argument("--transactions", type=int, default=1_000_000, help="of a history")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of an idle broker")
     parser.add_argument("--against", metavar="COMMIT", help="measure in turns with that commit")
@@ -128,6 +130,11 @@ def _measure(
                     from bench import counting_bench  # earlier commits count nothing
 
                     counting_bench.run(results)
+                if "lake" in parts:
+                    from bench import lake_bench  # earlier commits have no lakes
+
+                    lake_bench.run(log, place / "lake", results, given.rows, given.seconds)
+                    lake_bench.run_spark(log, place, results, given.rows, given.rounds)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 
