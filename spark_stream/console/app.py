@@ -10,6 +10,7 @@ the application.
 ``POST /api/active``        extend the session of an active user
 ``GET /api/stream``         server-sent events: the ``parts`` of the board, and a ``topic``
 ``GET /api/records``        a page of records
+``GET /api/lake``           the tables of a lake, and its last cuts
 ``POST /api/permissions``   the reasons for which the user may not do actions
 ``POST /api/plan``          plan an action (``actions``), if changes are allowed
 ``POST /api/apply``         apply a plan by its ``token``, once
@@ -45,6 +46,7 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.console.actions import parse_action
 from spark_stream.console.guard import Guard, is_address
 from spark_stream.console.history import History
+from spark_stream.console.lakes import tables_of
 from spark_stream.console.permissions import check, parse_intents, refusals
 from spark_stream.console.plans import PlanChanged
 from spark_stream.console.records import page, record
@@ -59,6 +61,7 @@ from spark_stream.errors import (
     PermissionDenied,
     PortInUse,
     Unauthenticated,
+    UnknownLake,
     UnknownPartition,
     UnknownTopic,
     UnknownTransaction,
@@ -69,7 +72,7 @@ STATIC: Final = Path(__file__).parent / "static"
 _STATUS: Final[tuple[tuple[tuple[type[IsologError], ...], int], ...]] = (
     ((Unauthenticated,), 401),
     ((PermissionDenied,), 403),
-    ((UnknownTopic, UnknownPartition, UnknownTransaction), 404),
+    ((UnknownLake, UnknownTopic, UnknownPartition, UnknownTransaction), 404),
     ((InternalError,), 500),
 )
 """The status of errors. Others have 503 if they are retriable, else 400."""
@@ -103,6 +106,7 @@ def create_app(sessions: ConsoleSessions, settings: ConsoleSettings) -> Starlett
         Route("/api/stream", api.stream),
         Route("/api/records", api.records),
         Route("/api/record", api.record),
+        Route("/api/lake", api.lake),
         Route("/api/permissions", api.permissions, methods=["POST"]),
         Route("/api/plan", api.plan, methods=["POST"]),
         Route("/api/apply", api.apply, methods=["POST"]),
@@ -261,6 +265,15 @@ class _Api:
 
         def read(visitor: Visitor) -> dict[str, Any]:
             return record(visitor.client, topic, partition, offset)
+
+        return JSONResponse(await self._call(request, read))
+
+    async def lake(self, request: Request) -> Response:
+        """Return the tables of a lake, and its last cuts."""
+        name = request.query_params.get("lake", "")
+
+        def read(visitor: Visitor) -> dict[str, Any]:
+            return tables_of(visitor.client.log, name)
 
         return JSONResponse(await self._call(request, read))
 

@@ -40,6 +40,7 @@ from spark_stream.console.client import (
     plain,
 )
 from spark_stream.console.history import History, HistorySample
+from spark_stream.console.lakes import lakes_of
 from spark_stream.console.problems import FirstSeen, has_store_problem, is_silent, is_slow, judge
 from spark_stream.errors import InternalError, IsologError, Unauthenticated
 from spark_stream.loggers import logger_of
@@ -53,6 +54,7 @@ PARTS: Final[Mapping[str, float]] = {
     "transactions": 1.0,
     "consumers": 2.0,
     "failovers": 2.0,
+    "lakes": 5.0,
 }
 """The parts that are always polled, with the interval in seconds."""
 
@@ -123,6 +125,7 @@ class LiveBoard:
             "transactions": self._transactions,
             "consumers": self._consumers,
             "failovers": self._failovers,
+            "lakes": self._lakes,
         }
         for name, poll in polls.items():
             self._tasks[name] = asyncio.create_task(self._repeat(name, PARTS[name], poll))
@@ -325,6 +328,12 @@ class LiveBoard:
             if each["alive"]
         }
         return failovers(leader_changes(self._partitions, self._leaders), started_ms)
+
+    def _lakes(self) -> list[dict[str, Any]] | None:
+        """Return the lakes, None before the first answer about partitions."""
+        if "topics" not in self._values:
+            return None
+        return lakes_of(self._client.log, self._partitions)
 
     def _rate(self, topic: str, number: int) -> float:
         """Return the records per second that are written to a partition."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 import threading
 import time
 from datetime import UTC, datetime
@@ -20,6 +21,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.transactions.transactions import ReadPosition
+from spark_stream.lake_worker.worker import LakeWorker
 from spark_stream.wire.consumer_messages import PinStart, ReaderHeartbeat, RecordProgress
 from spark_stream.wire.transaction_messages import CommitTransaction, OpenBranch
 from tests.support import eventually
@@ -71,6 +73,7 @@ class Scenario:
         self._roll_back()
         self._transactions()
         self._sink()
+        self._lakes()
         self.member = log.consumer("greetings", group="mailing", processing_timeout=3_600)
         self.member.poll(30)
         log.reset_consumer("importer", "earliest", topics="greetings")
@@ -142,6 +145,14 @@ class Scenario:
                 )
             )
 
+    def _lakes(self) -> None:
+        """Copy ``greetings`` into ``archive``. The worker of ``broken`` has stopped."""
+        self.folder = tempfile.TemporaryDirectory(prefix="isolog-lakes-")
+        self.log.create_lake("archive", "greetings", self.folder.name)
+        LakeWorker(self.log, "archive").run_once()
+        broken = self.log.create_lake("broken", "fares", "/nowhere/broken")
+        self.log._lakes.record_progress("broken", broken.id, {}, "an older copy was restored")
+
     def _load(self) -> None:
         with self.cluster.connect(timeout=120) as log, log.producer() as producer:
             while not self._over.wait(0.25):
@@ -204,6 +215,7 @@ class Scenario:
         for thread in self._threads:
             thread.join(60)
         self._connection.close()
+        self.folder.cleanup()
         self.log.close()
         self.cluster.close()
 

@@ -7,6 +7,7 @@ import { announce, sentence } from "./widgets.js";
 import * as cluster from "./views/cluster.js";
 import { consumer, consumers } from "./views/consumers.js";
 import * as failovers from "./views/failovers.js";
+import { lake, lakes } from "./views/lakes.js";
 import * as login from "./views/login.js";
 import * as partition from "./views/partition.js";
 import * as records from "./views/records.js";
@@ -21,10 +22,12 @@ const ROUTES = [
   [/^\/topics\/([^/]+)\/(\d+)$/, partition, ["topic", "partition"]],
   [/^\/consumers$/, consumers, []],
   [/^\/consumers\/([^/]+)$/, consumer, ["consumer"]],
+  [/^\/lakes$/, lakes, []],
+  [/^\/lakes\/([^/]+)$/, lake, ["lake"]],
   [/^\/transactions$/, transactions, []],
   [/^\/failovers$/, failovers, []],
 ];
-const NAVIGATION = [["/", "Cluster", "c"], ["/topics", "Topics", "t"], ["/consumers", "Consumers", "q"], ["/transactions", "Transactions", "x"], ["/failovers", "Failovers", "f"]];
+const NAVIGATION = [["/", "Cluster", "c"], ["/topics", "Topics", "t"], ["/consumers", "Consumers", "q"], ["/transactions", "Transactions", "x"], ["/failovers", "Failovers", "f"], ["/lakes", "Lakes", "l"]];
 const NOWHERE = {
   title: () => "Not found",
   parts: [],

@@ -28,6 +28,8 @@ const STATES = {
   gone: ["✕", "gone", "bad"],
   no_members: ["○", "empty", "idle"],
   problem: ["✕", "problem", "bad"],
+  worker_stopped: ["✕", "worker stopped", "bad"],
+  no_worker: ["○", "no worker yet", "idle"],
 };
 
 /** @param {string} state @param {string} [title] */

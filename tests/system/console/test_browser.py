@@ -70,6 +70,9 @@ VIEWS = {
     "group": ("/consumers/mailing", ["Consumer group", "Members", "greetings", "45 s"]),
     "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),
     "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated", "New leader"]),
+    "lakes": ("/lakes", ["archive", "running", "worker stopped", "/nowhere/broken", "1 min"]),
+    "lake": ("/lakes/archive", ["In the table up to", "greetings@", "0 records"]),
+    "lake-stopped": ("/lakes/broken", ["The worker stopped", "older copy was restored"]),
     "nowhere": ("/nowhere", ["Page not found"]),
 }
 

@@ -4,7 +4,7 @@ import { actionButton } from "../actions.js";
 import { h } from "../dom.js";
 import { bytes, count, counted, duration, rate } from "../format.js";
 import { smallLine } from "../line.js";
-import { badge, empty, facts, heading, link, notice, problemsOf, section, sentence, short, shownPart, table } from "../widgets.js";
+import { badge, empty, facts, heading, link, listed, notice, problemsOf, section, sentence, short, shownPart, table } from "../widgets.js";
 
 export const topics = {
   title: () => "Topics",
@@ -62,6 +62,7 @@ function shown(found) {
       ["Size at leaders", bytes(sum("size"))],
       ["Written", rate(sum("records_per_s"))],
       ["Partitioned by", found.partition_by.length ? found.partition_by.join(", ") : found.is_typed ? "round-robin" : "key, else round-robin"],
+      ["Lakes", found.lakes?.length ? listed(found.lakes.map((each) => link(`/lakes/${encodeURIComponent(each.name)}`, each.name))) : null],
       ["Schema altered", found.schema_version ? counted(found.schema_version, "time") : "never"],
     ]),
     section("Partitions", legend(), partitions(found)),
