@@ -2,8 +2,9 @@
 
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
 isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
-streaming query that copies one topic into another. At the end all brokers are back: no committed
-record is lost, duplicated, reordered or partial, and all replicas are equal.
+streaming query that copies one topic into another, and with ``--lake``, workers of lakes. At the
+end all brokers are back: no committed record is lost, duplicated, reordered or partial, and all
+replicas are equal.
 During one mishap of each kind the views of the cluster are compared (``tests.views``). The program
 prints one line with its events. The exit code is 0 if all checks passed, else 1. The seed decides
 the mishaps and the records, but not the order of threads.
@@ -60,6 +61,7 @@ from tests.system.replication.clusters import (
 from tests.views import ANYWHERE, disagreements
 
 if TYPE_CHECKING:
+    from tests.chaos.lakes import Lakes
     from tests.chaos.query import Copy
 
 LEVELS = ("read_uncommitted", "read_replicated", "read_committed", "read_atomic")
@@ -381,6 +383,7 @@ def run(
     places: Sequence[ProcessPlace] = (),
     course: Callable[[LocalCluster], None] | None = None,
     histories: Path | None = None,
+    lakes: bool = False,
 ) -> Outcome:
     """Run with this many seconds of mishaps, and the time to end.
 
@@ -388,7 +391,7 @@ def run(
     ``etcd_folder``: for the three members of an etcd that has the metadata, and mishaps too.
     ``hosts``: each broker, and each of these members, is on a separate host, with its own clock and
     disk. The network between them is partitioned, slow and lossy. ``histories``: a folder for the
-    results of clients.
+    results of clients. ``lakes``: workers copy the topics into tables, on a disk and in S3.
     """
     calm, stop, end = threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
@@ -432,6 +435,7 @@ def run(
                 config = CONFIG | {"min.insync.replicas": least}
                 log.create_topic(name, partitions, 3, schema=SCHEMA, config=config)
             copy = _copy(cluster, log, ended) if spark else None
+            tables_of = _lakes(cluster, log, ended, folder, seed) if lakes else None
 
         def worker(name: str, task) -> Worker:
             return Worker(name, seed, notes, stop, task)
@@ -495,6 +499,9 @@ def run(
                 problems += copy.problems(log)
             end.set()
             stuck += _joined(followers)
+            if tables_of is not None:
+                problems += tables_of.check(log)
+                mishaps.strikes.update({f"lake: {k}": n for k, n in tables_of.strikes.items()})
             topics = list(TOPICS) if copy is None or histories is None else [*TOPICS, copy.target]
             for level in LEVELS:
                 called = time.monotonic_ns()
@@ -531,6 +538,16 @@ def _copy(cluster: LocalCluster, log: isolog.Log, ended: ExitStack) -> Copy:
     return copy
 
 
+def _lakes(
+    cluster: LocalCluster, log: isolog.Log, ended: ExitStack, folder: Path, seed: int
+) -> Lakes:
+    from tests.chaos.lakes import Lakes  # it needs the packages of object stores
+
+    lakes = ended.enter_context(Lakes(cluster, log, list(TOPICS), folder, seed))
+    lakes.start()
+    return lakes
+
+
 def _broken(writes: pd.DataFrame, reads: pd.DataFrame, finals: set[str]) -> list[Violation]:
     return check(writes, reads, finals, FICKLE)
 
@@ -551,7 +568,10 @@ def main() -> int:
     parser.add_argument("--etcd", action="store_true", help="metadata in three members of etcd")
     parser.add_argument("--histories", type=Path, help="a folder for what clients were told")
     parser.add_argument("--hosts", action="store_true", help="each on a host of its own, with etcd")
+    parser.add_argument("--lake", action="store_true", help="workers of lakes, on disk and in S3")
     options = parser.parse_args()
+    if options.lake and options.hosts:
+        parser.error("--lake and --hosts exclude each other: the workers need one network")
     use_cached_etcd()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
@@ -564,6 +584,7 @@ def main() -> int:
             etcd_folder=Path(folder) if options.etcd or options.hosts else None,
             hosts=options.hosts,
             histories=options.histories,
+            lakes=options.lake,
         )
     print(outcome, flush=True)
     for each in outcome.query_failures[:20]:
