@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -259,3 +260,30 @@ def test_a_location_that_refuses_is_reported_and_tried_again(log, tmp_path):
 
     worker.run(mend)
     assert check(log, place, "t").num_rows == 10
+
+
+def test_a_full_disk_is_reported_and_no_row_is_lost(log, tmp_path):
+    """With a small file system in memory, which needs the rights of root."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        log.create_topic("t", schema=NUMBERS)
+        log.create_lake("l", "t", place, check=True)
+        worker = isolog.LakeWorker(log, "l")
+        append(log, "t", 0, 10)
+        worker.run_once()
+        append(log, "t", 10, 100_000)
+        for _ in range(2):
+            with pytest.raises(LakeUnavailable, match="No space left on device"):
+                worker.run_once()
+        append(log, "t", 100_010, 10)
+        assert rows_of(place, "t").num_rows == 10
+        subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
+        worker.run_once()
+        assert check(log, place, "t").num_rows == 100_020
+        assert not list(place.rglob(".isolog-*"))
+    finally:
+        subprocess.run(["umount", str(place)], check=True)

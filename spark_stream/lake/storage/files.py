@@ -7,7 +7,8 @@ and timestamps delta encoding: 2.8 times faster than the defaults of pyarrow, an
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -53,15 +54,18 @@ def write_rows(
     floating = [each.name for each in schema if pt.is_floating(each.type)]
     not_numbers, footers = set[str](), list[Any]()
     with store.write(f"{table}/{name}") as file:
-        with pq.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=strings,
-            column_encoding=delta,
-            metadata_collector=footers,
-        ) as writer:
+        with (
+            _first_error(),
+            pq.ParquetWriter(
+                file,
+                schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=strings,
+                column_encoding=delta,
+                metadata_collector=footers,
+            ) as writer,
+        ):
             for group in _groups(first, found, schema):
                 writer.write_table(group, row_group_size=_GROUP_ROWS)
                 not_numbers |= {
@@ -77,6 +81,17 @@ def write_rows(
         data_change=data_change,
         stats=file_statistics(footers[0], schema, not_numbers),
     )
+
+
+@contextmanager
+def _first_error() -> Iterator[None]:
+    """Raise the error of a full disk, which the end of the writer hides behind another one."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _groups(
