@@ -213,11 +213,10 @@ def test_a_stream_copies_a_topic_to_another(
         .option("isolation", isolation)
         .option("transactional", transactional)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(90)
-    assert query.exception() is None
+    query.processAllAvailable()
+    query.stop()
     copied = log.read(to)
     assert sorted(copied["n"].to_pylist()) == list(range(1000))
     assert copied["twice"].to_pylist() == [2 * n for n in copied["n"].to_pylist()]

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 import isolog
+from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from tests.spark.conftest import Queries, ended
 from tests.spark.releases import passes_limits, plans_alone
 
@@ -330,9 +331,13 @@ def test_a_watermark_uses_the_records_timestamp(
     queries: Queries, log: isolog.Log, topic: str, tmp_path: Path, spark: SparkSession
 ) -> None:
     log.create_topic(topic)
-    with log.producer() as producer:
-        for minute in (0, 1, 2, 20):
-            producer.send(topic, b"x", timestamp=1_700_000_000_000 + minute * 60_000)
+
+    def send(*minutes: int) -> None:
+        with log.producer() as producer:
+            for minute in minutes:
+                producer.send(topic, b"x", timestamp=1_700_000_000_000 + minute * 60_000)
+
+    send(0, 1, 2, 20)
     counted = (
         queries.stream(topic)
         .withWatermark("timestamp", "1 minute")
@@ -341,6 +346,9 @@ def test_a_watermark_uses_the_records_timestamp(
         .select(F.col("count").alias("n"))
     )
     queries.copy(counted, tmp_path / "out", tmp_path / "checkpoint")
+    if not PASSES_LIMITS:  # without a target a run has no micro-batch without records
+        send(20)
+        queries.copy(counted, tmp_path / "out", tmp_path / "checkpoint")
     assert sum(read_back(spark, tmp_path / "out")) == 3
 
 
