@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,7 @@ def sql(
         from spark_stream.client.topics import TopicsClient
 
         datasets = TopicDatasets(opened, TopicsClient(opened), level(isolation))
-        with duckdb.connect() as database, _plain_errors(duckdb, datasets):
+        with _ended_by_ctrl_c(), duckdb.connect() as database, _plain_errors(duckdb, datasets):
             # Otherwise an unknown table is looked up among the variables of this module.
             database.execute("SET python_enable_replacements = false; SET TimeZone = 'UTC'")
             result = _result(duckdb, database, datasets, statement)
@@ -112,6 +113,20 @@ def _duckdb() -> ModuleType:
         raise InvalidOption(
             "isolog sql needs the package duckdb", hint=install_hint("sql")
         ) from None
+
+
+@contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """End the process at Ctrl-C. Handlers in Python run only after DuckDB has returned."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # as under nohup
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -249,7 +251,19 @@ def test_without_duckdb_the_error_names_the_extra(here, monkeypatch):
     assert "[sql]" in found.err
 
 
-def test_a_closed_pipe_and_a_directory(tmp_path: Path):
+def test_ctrl_c_ends_a_statement_that_computes(served, orders):
+    """The first statement shows that the second one begins, which computes for hours."""
+    endless = "SELECT count(*) FROM range(4000000) a, range(4000000) b WHERE a.range + b.range = 7"
+    running = served.start("sql", f"COPY (SELECT 1) TO '/dev/stdout'; {endless}")
+    with running:
+        assert running.stdout is not None
+        assert running.stdout.readline()
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == -signal.SIGINT
+
+
+def test_a_directory(tmp_path: Path):
     log = tmp_path / "log"
     run("topic", "create", "t", "--path", str(log), "--schema", "n bigint")
     run("produce", "t", "--format", "json", "--path", str(log), stdin='{"n": 1}\n' * 10)
