@@ -153,4 +153,6 @@ class Lakes(threading.Thread):
                 rows = pa.Table.from_batches([batch])
                 places = pa.repeat(pa.scalar(partition, pa.int32()), len(rows))
                 found.append(rows.append_column("_partition", places).select(COLUMNS))
-        return pa.concat_tables(found)
+        return pa.concat_tables(
+            found, promote_options="default"
+        )  # nulls are only permitted in some
