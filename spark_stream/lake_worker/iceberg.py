@@ -65,7 +65,7 @@ class IcebergTables:
     """The Iceberg tables of a lake, in one catalog.
 
     Args:
-        lake: The lake. ``lake.iceberg`` names a catalog of pyiceberg's configuration.
+        lake: The lake, with the name of a catalog of pyiceberg's configuration.
 
     Raises:
         InvalidOption: pyiceberg is missing, or has no catalog of this name.
