@@ -15,6 +15,7 @@ from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
 from spark_stream.datasource.spark.types import to_spark
 from tests.spark.conftest import Queries
+from tests.spark.releases import passes_limits
 from tests.spark.test_stream_source import NUMBERS, add, read_back
 
 SIZE = 10
@@ -182,6 +183,7 @@ def test_atomic_stream_reads_a_transaction_after_its_decision(
 
 
 @pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_atomic.py
+@passes_limits
 def test_a_union_of_parts_of_one_stream_is_one_source_and_splits_no_transaction(
     queries: Queries, log: isolog.Log, pair: tuple[str, str], tmp_path: Path
 ) -> None:

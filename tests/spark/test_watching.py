@@ -74,6 +74,7 @@ def drawn(screen: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.file.getvalue())
 
 
+@passes_limits
 @pytest.mark.full  # the test below has a bar, which it must not show
 def test_a_query_and_a_batch_job_each_have_a_progress_bar(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str, tmp_path: Path
