@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -146,7 +147,9 @@ class Job:
 
 def offsets_of(streaming_offset: str | dict[str, Any]) -> dict[int, int]:
     """Partition → offset, from a streaming offset as Spark logs it. Empty before the first one."""
-    found = json.loads(streaming_offset) if isinstance(streaming_offset, str) else streaming_offset
+    found = streaming_offset
+    if isinstance(found, str):
+        found = ast.literal_eval(found)  # PySpark 4.0 and 4.1 write a dict of Python, not JSON
     partitions = found.get(TOPIC, {}).get("partitions", {})
     return {int(number): at["offset"] for number, at in partitions.items()}
 
