@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import isolog
 from isolog.errors import InvalidOption
 from spark_stream.datasource.options import source_options
+from spark_stream.datasource.spark.releases import ReadAllAvailable
 from spark_stream.datasource.values.limits import BatchLimiter, Limits
 from spark_stream.datasource.values.offsets import TopicOffsets
 from tests.datasource import sources
