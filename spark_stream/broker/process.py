@@ -436,7 +436,7 @@ class Broker:
     def _renew_lease(self) -> None:
         """Renew the lease. A broker that has lost its id ends."""
         if not self.core.lease_keeper.serves():
-            self.core.host.wake_refused()  # a renewal may take long
+            self.core.host.wake_refused()
         try:
             self.core.lease_keeper.renew()
         except DirectoryInUse as error:

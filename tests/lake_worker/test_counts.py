@@ -97,7 +97,7 @@ def test_a_worker_shows_its_lag_commits_conflicts_and_errors(log, tmp_path):
         who = {**L, "code": "LAKE_STOPPED"}
         assert series()("isolog_lake_worker_refused_total", **who) == 1
         status, text = page(address, "/health/ready")
-        assert (status, "was deleted" in text) == (503, True)
+        assert (status, "were deleted" in text) == (503, True)
     finally:
         stop()
 

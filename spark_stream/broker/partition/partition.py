@@ -497,18 +497,20 @@ class Partition:
             self._state.waiters.remove(number)
 
     def wake_refused(self) -> None:
-        """Wake the pending reads if this leader may not answer at this moment.
+        """Wake the pending reads if this leader may not answer at this moment. Never block.
 
         Another broker may lead already, and a read at this one would wait in vain.
         """
+        self._state.lock.run_soon(self._take_refused)
+
+    def _take_refused(self) -> tuple[WakeUp, ...]:
         state = self._state
-        with state.lock:
-            if state.role is not Role.LEADER or state.leads:
-                return
-            reads = state.waiters.take_reads()
-            for number in reads:
-                self.core.stop_waiting(number)
-        wake_all(reads.values())
+        if state.role is not Role.LEADER or state.leads:
+            return ()
+        reads = state.waiters.take_reads()
+        for number in reads:
+            self.core.stop_waiting(number)
+        return tuple(reads.values())
 
     # -- its log -----------------------------------------------------------------------------------
 
