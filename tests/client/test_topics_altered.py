@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 import isolog
@@ -13,7 +15,7 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tests.support import NUMBERS, eventually, numbers, values
+from tests.support import NUMBERS, Channel, Fetching, eventually, numbers, range_of, values
 
 
 def in_partition(log: isolog.Log, topic: str, number: int) -> int:
@@ -115,6 +117,23 @@ def test_a_running_consumer_reads_new_partitions_from_their_start(shared, topic,
                 producer.append(topic, numbers(5, 1), partition=1)
             assert sorted(n for _ in "ab" for n in next(batches).column("n").to_pylist()) == [4, 5]
             assert consumer.position() == {(topic, 0): 4, (topic, 1): 1, (topic, 2): 1}
+
+
+@pytest.mark.parametrize("change", [{"partitions": 3}, {"schema": "n bigint, m bigint"}])
+def test_a_waiting_fetch_ends_when_its_topic_is_altered(shared, topic, change):
+    """Its reader learns of new partitions and columns without a poll."""
+    began = time.monotonic()
+    with shared.connect() as log, Channel(shared.address) as channel:
+        log.create_topic(topic, schema=NUMBERS)
+        with log.producer() as producer:
+            producer.append(topic, numbers(0, 1)).result()
+        asked = range_of(topic, 0, start=0, wait_ms=60_000, follow=True)
+        answers = iter(Fetching(channel, asked))
+        assert next(answers)[0].num_rows == 1
+        log.alter_topic(topic, **change)
+        [(_, end)] = answers
+        assert end["partitions"] == change.get("partitions", 1)
+    assert time.monotonic() - began < 50
 
 
 def test_a_named_consumer_reads_partitions_added_between_its_runs_from_their_start(log, topic):

@@ -475,6 +475,9 @@ class Host:
                 partition.configure(format_of(topic, settings, partition.number))
         self._hosted[topic.name] = fresh
         self._assign(fresh.open_partitions())
+        if hosted is not None and hosted.topic is not topic:  # new partitions, or columns
+            for partition in hosted.open_partitions():
+                partition.wake_reads()
 
     def _numbers_here(self, topic: Topic) -> Iterator[int]:
         for number in range(topic.partitions):
@@ -650,6 +653,11 @@ class Host:
     def ends(self) -> Ends:
         """Return the ends of all logs."""
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
+
+    def is_present(self, topic: Topic) -> bool:
+        """Return whether the topic was not altered or deleted since."""
+        hosted = self._hosted.get(topic.name)
+        return hosted is not None and hosted.topic is topic
 
     def wake_refused(self) -> None:
         """Wake the pending reads that this broker may not answer, because its lease expired."""

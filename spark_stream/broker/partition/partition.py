@@ -501,13 +501,15 @@ class Partition:
 
         Another broker may lead already, and a read at this one would wait in vain.
         """
-        self._state.lock.run_soon(self._take_refused)
+        if self._state.role is Role.LEADER and not self._state.leads:
+            self.wake_reads()
 
-    def _take_refused(self) -> tuple[WakeUp, ...]:
-        state = self._state
-        if state.role is not Role.LEADER or state.leads:
-            return ()
-        reads = state.waiters.take_reads()
+    def wake_reads(self) -> None:
+        """Wake the pending reads, so that they check whether they may wait. Never block."""
+        self._state.lock.run_soon(self._take_reads)
+
+    def _take_reads(self) -> tuple[WakeUp, ...]:
+        reads = self._state.waiters.take_reads()
         for number in reads:
             self.core.stop_waiting(number)
         return tuple(reads.values())

@@ -91,6 +91,8 @@ def _wait_for_records(wait: AwaitRecords, clock: Clock, check: Callable[[], None
             wait.partition.stop_waiting(place)
         if upper_bound(wait.partition.bounds(wait.isolation), wait.isolation) > wait.offset:
             return True
+        if wait.is_outdated():
+            return False
 
 
 class FetchTasks:
@@ -351,4 +353,4 @@ class FetchTask:
         now = self._tasks.clock.monotonic()
         bound = upper_bound(wait.partition.bounds(wait.isolation), wait.isolation)
         self._reply = not is_over and bound > wait.offset
-        return self._reply or is_over or now >= wait.deadline
+        return self._reply or is_over or now >= wait.deadline or wait.is_outdated()

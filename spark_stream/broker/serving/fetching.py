@@ -63,8 +63,8 @@ Answer = tuple[pa.RecordBatch | tuple[memoryview, ...], bytes]
 class AwaitRecords(Struct, frozen=True):
     """An instruction of a fetch: wait until the isolation's bound is above ``offset``.
 
-    The reply is True then, and False after ``deadline`` or if too many fetches wait. With ``near``,
-    a follower answers too.
+    The reply is True then. It is False after ``deadline``, if too many fetches wait, or if
+    ``is_outdated`` is true. With ``near``, a follower answers too.
     """
 
     partition: Partition
@@ -72,6 +72,7 @@ class AwaitRecords(Struct, frozen=True):
     isolation: Isolation
     deadline: float
     near: bool = False
+    is_outdated: Callable[[], bool] = bool
 
     def begin(self, wake: WakeUp) -> int | None:
         """Begin to wait, as ``Partition.wait_beyond``."""
@@ -318,7 +319,7 @@ class RangeStream:
                 yield answer
                 sent = self._position
             more = more and request.follow and not self._at_end() and left > 0
-            more = more and not self._cancelled()
+            more = more and not self._cancelled() and not self._is_outdated()
             if request.wait_ms:  # the reader sends another request for more
                 more = more and self._position == sent and self._position >= found.end
                 more = more and self._clock.monotonic() < self._until
@@ -356,9 +357,18 @@ class RangeStream:
         if not request.wait_ms:
             self._until = self._clock.monotonic() + self._wait_s
         more = yield AwaitRecords(
-            self._partition, self._position, request.isolation, self._until, request.near
+            self._partition,
+            self._position,
+            request.isolation,
+            self._until,
+            request.near,
+            self._is_outdated,
         )
         return (self._visible() if more else found), more
+
+    def _is_outdated(self) -> bool:
+        """Return whether the topic was altered: the reader may need its partitions or columns."""
+        return not self._host.is_present(self._topic)
 
     def _at_end(self) -> bool:
         end = self._request.end
