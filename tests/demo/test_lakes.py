@@ -48,6 +48,7 @@ def commands() -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.quick("compose")
 @pytest.mark.parametrize("of", commands())
 def test_command_of_a_worker_runs(of: str, broker: BrokerProcess, tmp_path: Path) -> None:
     metrics = f"127.0.0.1:{free_port()}"
