@@ -134,7 +134,7 @@ def status(
 ) -> None:
     """Show the tables of a lake, and the committed records that they lack.
 
-    The exit code is 1 if a person has to decide about a table.
+    The exit code is 1 if the worker stopped, or a person has to decide about a table.
 
     \b
     isolog lake status shop --path data/
@@ -179,7 +179,9 @@ def status(
     problems = [each for each in found if each.problem is not None]
     for each in problems:
         note(f"{each.topic}: {each.problem}")
-    if problems:
+    if lake.stopped:
+        note(f"the worker stopped: {lake.stopped}")
+    if problems or lake.stopped:
         raise typer.Exit(1)
 
 

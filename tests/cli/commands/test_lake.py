@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -93,6 +94,24 @@ def test_status_fails_if_a_person_has_to_decide(here, lake, served):
     stopped = here("lake", "run", "l", "--once")
     assert stopped.code == 1
     assert "version 1 of the table of-lake cannot be read" in stopped.err
+
+
+def test_status_shows_why_the_worker_stopped(here, lake, served, tmp_path):
+    """The table alone looks like an earlier version of itself."""
+    here("lake", "run", "l", "--once")
+    older = shutil.copytree(lake / "of-lake", tmp_path / "older")
+    with served.log.producer() as producer:
+        producer.append("of-lake", pa.table({"n": [4]})).result(60)
+    here("lake", "run", "l", "--once")
+    newer = shutil.move(lake / "of-lake", tmp_path / "newer")
+    shutil.copytree(older, lake / "of-lake")
+    assert here("lake", "run", "l", "--once").code == 1
+    shown = here("lake", "status", "l")
+    assert (shown.code, "an older copy of it was restored" in shown.err) == (1, True)
+    shutil.rmtree(lake / "of-lake")
+    shutil.move(newer, lake / "of-lake")
+    assert here("lake", "run", "l", "--once").code == 0
+    assert here("lake", "status", "l").code == 0
 
 
 def test_a_running_worker_shows_its_metrics(here, lake, served, tmp_path):
