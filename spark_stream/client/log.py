@@ -618,6 +618,8 @@ class Log(ProcessBound):
     def drop_lake(self, name: str) -> None:
         """Drop a lake. Its tables stay. Local retention waits for the other lakes of a topic only.
 
+        Readers of a topic do not find the records any more that only the dropped tables have.
+
         Raises:
             UnknownLake: There is none with this name.
         """

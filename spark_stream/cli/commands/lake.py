@@ -312,7 +312,7 @@ def clean(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Remove files older than a day that no version of a table has ever had.
+    """Remove files older than a day that no version of a table has.
 
     Workers that were killed leave such files.
 
@@ -340,13 +340,19 @@ def drop(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Drop a lake. Its tables stay, its worker ends, and retention waits for it no longer.
+    """Drop a lake. Its tables stay, and its worker ends.
+
+    Readers of a topic do not find the records any more that only the dropped tables have.
 
     \b
     isolog lake drop shop --path data/ --yes
     """
     with log(bootstrap, path) as opened:
         found = opened.describe_lake(name)
-        confirm(yes, f"Drop lake {name}? Its tables stay at {found.location}.", "drop it")
+        question = (
+            f"Drop lake {name}? Its tables stay at {found.location}. Readers of the topics do not"
+            " find the records any more that only the tables have."
+        )
+        confirm(yes, question, "drop it")
         opened.drop_lake(name)
     note(f"dropped lake {name}")
