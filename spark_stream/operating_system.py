@@ -303,7 +303,8 @@ def own_memory(process: psutil.Process) -> int:
 # inotify(7). The events of a write, of other times, of a close after a write, and of a name that
 # appears or goes.
 _CHANGED: Final = 0x2 | 0x4 | 0x8 | 0x40 | 0x80 | 0x100 | 0x200
-_UNWATCHED: Final = 0x4000 | 0x8000  # events were lost, or the folder is gone
+_LOST: Final = 0x4000  # too many events waited
+_UNWATCHED: Final = 0x8000  # the folder was removed
 _EVENT: Final = struct.Struct("iIII")
 _POLL_S: Final = 0.025
 
@@ -353,6 +354,7 @@ class FolderWatch:
             _, mask, _, length = _EVENT.unpack_from(content, at)
             at += _EVENT.size + length
             changed |= content[at - length : at].startswith(self._prefix)
+            changed |= bool(mask & _LOST)
             if mask & _UNWATCHED:
                 os.close(self._events)
                 self._events = None

@@ -379,6 +379,12 @@ class _Rows(Struct):
                     break
                 covered = found
                 continue
+            except (OSError, pa.ArrowException) as error:
+                raise LakeUnavailable(
+                    f"a file of the table {opened.table.at} cannot be read: {error}",
+                    hint="Check the permissions of the files, and restore a damaged one.",
+                    table=opened.table.at,
+                ) from None
             if position < end:
                 yield end, empty_batch(self._schema([*self.columns, OFFSET.name]))
             return

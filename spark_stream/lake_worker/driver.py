@@ -256,7 +256,7 @@ class Driver:
             try:
                 with self._store.open_read(path) as opened:
                     rows = pq.read_table(opened, columns=[PARTITION, OFFSET])
-            except OSError as error:
+            except (OSError, pa.ArrowException) as error:
                 raise _unreadable(table, error) from None
             found = rows.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
             self._known_ranges[path] = {
@@ -295,7 +295,7 @@ class Driver:
             try:
                 with self._store.open_read(f"{CUTS}/{unquote(each.path)}") as file:
                     found.append(pq.read_table(file))
-            except OSError as error:
+            except (OSError, pa.ArrowException) as error:
                 raise _unreadable(CUTS, error) from None
         rows = pa.concat_tables(found).sort_by(CUT)
         name = f"{rows.column(CUT)[0].as_py():020d}-{secrets.token_hex(8)}.parquet"

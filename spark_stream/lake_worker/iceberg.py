@@ -151,6 +151,8 @@ class IcebergTables:
             self._version(table, delta)
             used = {table.metadata_location}
             used |= {each.metadata_file for each in table.metadata.metadata_log}
+            statistics = [*table.metadata.statistics, *table.metadata.partition_statistics]
+            used |= {each.statistics_path for each in statistics}
             for snapshot in table.snapshots():
                 used.add(snapshot.manifest_list)
                 used |= {each.manifest_path for each in snapshot.manifests(table.io)}

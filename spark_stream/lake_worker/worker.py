@@ -19,6 +19,7 @@ from spark_stream.errors import (
     InvalidOption,
     IsologError,
     LakeStopped,
+    LakeUnavailable,
     UnknownLake,
     UnknownTopic,
     UnsupportedType,
@@ -127,6 +128,8 @@ class LakeWorker:
                 if result.behind:
                     pause = 0.0
                 if isinstance(result.problem, InvalidOption):
+                    with suppress(IsologError):  # the first error is the one to raise
+                        self._record_stop(result.problem.message)
                     raise result.problem
                 if result.problem is not None:
                     logger.warning(
@@ -190,6 +193,13 @@ class LakeWorker:
                     break
             except UnknownTopic as error:  # it was deleted during the round
                 logger.info("a round of the lake %s is repeated: %s", self._lake.name, error)
+        else:
+            raise LakeUnavailable(
+                f"the tables or topics of the lake {self._lake.name!r} changed in each of"
+                f" {_OUTDATED_MAX} attempts",
+                hint="The worker tries again.",
+                lake=self._lake.name,
+            )
         self._note_deleted()
         self._trim()
         self._merge()
@@ -280,9 +290,9 @@ class LakeWorker:
             self._iceberg = self._iceberg or IcebergTables(self._lake)
         except IsologError as error:
             return error
-        for topic in self._lake.topics:
+        for name in self._driver.topics:
             try:
-                self._iceberg.sync(self._tables.tables[topic.name])
+                self._iceberg.sync(self._tables.tables[name])
             except IsologError as error:
                 first = first or error
         return first

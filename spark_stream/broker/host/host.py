@@ -654,10 +654,12 @@ class Host:
         """Return the ends of all logs."""
         return dict(each for hosted in self._hosted.values() for each in hosted.ends())
 
-    def is_present(self, topic: Topic) -> bool:
-        """Return whether the topic was not altered or deleted since."""
+    def is_altered(self, topic: Topic) -> bool:
+        """Return whether the topic was altered since. A deleted one was not."""
         hosted = self._hosted.get(topic.name)
-        return hosted is not None and hosted.topic is topic
+        if hosted is None or hosted.topic.id != topic.id:
+            return False
+        return hosted.topic is not topic
 
     def wake_refused(self) -> None:
         """Wake the pending reads that this broker may not answer, because its lease expired."""

@@ -368,7 +368,7 @@ class RangeStream:
 
     def _is_outdated(self) -> bool:
         """Return whether the topic was altered: the reader may need its partitions or columns."""
-        return not self._host.is_present(self._topic)
+        return self._host.is_altered(self._topic)
 
     def _at_end(self) -> bool:
         end = self._request.end

@@ -155,8 +155,13 @@ def _result(duckdb: Any, database: Any, datasets: TopicDatasets, statement: str)
     """Prepare a statement. Each table that DuckDB does not find is looked up as a topic.
 
     Raises:
+        InvalidOption: There is more than one statement, whose repetition would have effects.
         UnknownTopic: There is no such topic.
     """
+    if len(duckdb.extract_statements(statement)) > 1:
+        raise InvalidOption(
+            "isolog sql runs one statement", hint="Run the command once for each statement."
+        )
     known: set[str] = set()
     while True:
         try:

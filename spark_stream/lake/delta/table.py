@@ -14,7 +14,7 @@ and deletions that the table permits are no such changes.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final
 
@@ -116,14 +116,14 @@ class Table:
             self.removed.pop(action.add.path, None)
 
     def _reason_to_stop(
-        self, version: int, info: CommitInfo, actions: Iterable[Action]
+        self, version: int, info: CommitInfo, actions: Sequence[Action]
     ) -> str | None:
+        name = info.operation or "an operation"
         for each in actions:
             if each.remove is not None and each.remove.data_change:
                 if info.operation == "RESTORE":
                     return f"version {version} restored an older version"
                 if self._is_append_only:
-                    name = info.operation or "an operation"
                     return f"{name} in version {version} removed rows"
             if each.metadata is not None and self.metadata is not None:
                 lost = sorted(_columns(self.metadata) - _columns(each.metadata))
@@ -131,6 +131,9 @@ class Table:
                     return f"version {version} removed or renamed the column {lost[0]!r}"
                 if each.metadata.id != self.metadata.id:
                     return f"version {version} replaced the table by another one"
+        adds = any(each.add is not None and each.add.data_change for each in actions)
+        if adds and not any(each.remove is not None for each in actions):
+            return f"{name} in version {version} added rows"
         return None
 
     @property

@@ -162,7 +162,7 @@ class LocalStore:
     def list(self, prefix: str, /, after: str = "") -> Iterator[StoredFile]:
         found = list[StoredFile]()
         try:
-            for folder, _, names in os.walk((self._root / prefix).parent, onerror=_raise):
+            for folder, _, names in os.walk(self._root / prefix.rpartition("/")[0], onerror=_raise):
                 for name in names:
                     file = Path(folder, name)
                     path = file.relative_to(self._root).as_posix()

@@ -142,9 +142,10 @@ def foreign(operation: str, *actions: Action) -> list[Action]:
     [
         (foreign("RESTORE", Action(remove=RemoveFile("f"))), "version 2 restored an older version"),
         (foreign("DELETE", Action(remove=RemoveFile("f"))), "DELETE in version 2 removed rows"),
+        (foreign("WRITE", Action(add=AddFile("g", 1, 0))), "WRITE in version 2 added rows"),
     ],
 )
-def test_removed_rows_stop_the_worker(actions: list[Action], reason: str) -> None:
+def test_removed_and_added_rows_stop_the_worker(actions: list[Action], reason: str) -> None:
     table = made()
     table.apply(2, actions)
     with pytest.raises(LakeStopped, match=reason):
@@ -153,7 +154,10 @@ def test_removed_rows_stop_the_worker(actions: list[Action], reason: str) -> Non
 
 def test_a_deletion_that_the_table_permits_does_not_stop() -> None:
     table = made(**{APPEND_ONLY.replace(".", "_"): "false"})
-    table.apply(2, foreign("DELETE", Action(remove=RemoveFile("f"))))
+    rest = Action(add=AddFile("g", 1, 0))
+    table.apply(2, foreign("DELETE", Action(remove=RemoveFile("f")), rest))
+    merged = Action(add=AddFile("h", 1, 0, data_change=False))
+    table.apply(3, foreign("OPTIMIZE", Action(remove=RemoveFile("g", data_change=False)), merged))
     table.check("c", "t")
 
 
