@@ -73,14 +73,14 @@ class LogSettings(Struct, frozen=True):
     @property
     def kept_ms(self) -> int:
         """The time for which the log keeps a record, or -1."""
-        return self.retention_ms if self.local_retention_ms < 0 else self.local_retention_ms
+        local = self.local_retention_ms
+        return self.retention_ms if local < 0 else local
 
     @property
     def kept_bytes(self) -> int:
         """The size that the log keeps, or -1."""
-        return (
-            self.retention_bytes if self.local_retention_bytes < 0 else (self.local_retention_bytes)
-        )
+        local = self.local_retention_bytes
+        return self.retention_bytes if local < 0 else local
 
 
 def _setting(field: str) -> str:

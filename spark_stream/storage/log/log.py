@@ -622,7 +622,7 @@ class PartitionLog:
         settings, closed = self.format.settings, self._closed
         if not settings.needs_table:
             return 0, 0
-        facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
+        facts = _facts_of(closed)
         first, end = (
             removable(facts, self._active.size, settings, now, int(last_stable_offset), 0, int(at))
             for at in (tiered, last_stable_offset)
@@ -632,7 +632,7 @@ class PartitionLog:
     def _evict(self, now: int, limit: int, trimmed: int, tiered: int) -> int:
         """Remove the segments that retention does not keep, and return their number."""
         settings, closed = self.format.settings, self._closed
-        facts = [SegmentFacts(s.size, s.last_appended, int(s.end.offset)) for s in closed]
+        facts = _facts_of(closed)
         gone = removable(facts, self._active.size, settings, now, limit, trimmed, tiered)
         for place, segment in enumerate(closed[:gone], 1):
             if place == len(closed):
@@ -672,3 +672,7 @@ class PartitionLog:
             first, last = active.first_appended, active.last_appended
         oldest = closed[0].last_appended or 0 if closed else None
         return due_by_age(self.format.settings, first, last, oldest)
+
+
+def _facts_of(closed: Sequence[Segment]) -> list[SegmentFacts]:
+    return [SegmentFacts(each.size, each.last_appended, int(each.end.offset)) for each in closed]
