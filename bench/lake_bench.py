@@ -240,19 +240,17 @@ def run_spark(log: isolog.Log, place: Path, results: Results, rows: int, rounds:
     bench._fill(log, "old", "value", rows, partitions=2)
     log.create_lake("old", "old", place / "old")
     LakeWorker(log, "old").run_once()
-    bench._paired(
-        "streaming read of ranges that the log has, with a lake",
-        "rows/s",
-        lambda: bench._rate(bench._ceiling("value", rows)),
-        lambda: bench._rate(bench._topic("old")),
-        rounds,
-    )
+
+    def pair(name: str) -> None:
+        bench._paired(
+            name,
+            "rows/s",
+            lambda: bench._rate(bench._ceiling("value", rows)),
+            lambda: bench._rate(bench._topic("old")),
+            rounds,
+        )
+
+    pair("streaming read of ranges that the log has, with a lake")
     log.trim("old", "latest")
-    bench._paired(
-        "streaming read of ranges that only the table has",
-        "rows/s",
-        lambda: bench._rate(bench._ceiling("value", rows)),
-        lambda: bench._rate(bench._topic("old")),
-        rounds,
-    )
+    pair("streaming read of ranges that only the table has")
     spark.stop()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.steps import (
@@ -111,7 +111,8 @@ def _next_due(table: Table) -> Script[int]:
 
 def _expire_versions(table: Table, now_ms: int) -> Script[int]:
     files = yield from ListLog(table.at)
-    limit_ms = _earlier(now_ms, files) - duration_ms(table, LOG_RETENTION, LOG_RETENTION_MS)
+    now_ms = earlier(now_ms, files)
+    limit_ms = now_ms - duration_ms(table, LOG_RETENTION, LOG_RETENTION_MS)
     for version in possible_floors(files, limit_ms):
         if (yield from ReadCheckpoint(table.at, version)) is None:
             continue  # another program's
@@ -124,7 +125,15 @@ def _expire_versions(table: Table, now_ms: int) -> Script[int]:
     return 0
 
 
-def _earlier(now_ms: int, files: Iterable[LogFile]) -> int:
+class Modified(Protocol):
+    """A file with the time of its last change, in milliseconds since 1970."""
+
+    @property
+    def modified_ms(self) -> int:
+        """The time of the last change."""
+
+
+def earlier(now_ms: int, files: Iterable[Modified]) -> int:
     """Return the present or the time of the latest file: a clock ahead makes no file old."""
     return min(now_ms, max((each.modified_ms for each in files), default=now_ms))
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from spark_stream.errors import LakeUnavailable
-from spark_stream.lake.delta.actions import Action, AddFile, RemoveFile, commit_info
+from spark_stream.lake.delta.actions import Action, AddFile, commit_info
 from spark_stream.lake.delta.statistics import ANY, bounds, statistics
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.steps import MergeFiles, NewMark, Now, Script
-from spark_stream.lake.versions import catch_up, put
+from spark_stream.lake.versions import PUTS_MAX, catch_up, put
 from spark_stream.structs import Positional
 
 FILES_LEAST: Final = 4
 CUT: Final = "cut"
 """The column of a cut's number, in the table of cuts."""
-
-_PUTS_MAX: Final = 5
 
 
 class FileRange(Positional):
@@ -72,7 +69,7 @@ def merge_table(
         return 0
     merged = yield from MergeFiles(table.at, group, table.metadata.schema_string)
     mark = yield from NewMark()
-    for attempt in range(_PUTS_MAX):
+    for attempt in range(PUTS_MAX):
         if merged.path in table.files:
             return len(group)
         if any(table.files.get(each.path) != each for each in group):
@@ -81,21 +78,10 @@ def merge_table(
         now_ms = yield from Now()
         actions = [commit_info("OPTIMIZE", now_ms, mark)]
         for each in group:
-            removed = RemoveFile(
-                path=each.path,
-                deletion_timestamp=now_ms,
-                data_change=False,
-                extended_file_metadata=True,
-                partition_values=each.partition_values,
-                size=each.size,
-            )
+            removed = each.removed(now_ms, data_change=False)
             actions.append(Action(remove=removed))
         actions.append(Action(add=merged))
-        try:
-            yield from put(table, actions)
-        except LakeUnavailable:
-            if attempt + 1 == _PUTS_MAX:
-                raise
+        yield from put(table, actions, may_retry=attempt + 1 < PUTS_MAX)
     return 0
 
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from spark_stream.errors import LakeUnavailable
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
-from spark_stream.lake.delta.statistics import ANY, Interval, bounds, statistics
+from spark_stream.lake.delta.statistics import ANY, Interval, bounds, newest
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.steps import Cut, CutEntry
 
@@ -142,15 +142,11 @@ def _not_before(table: Table, time_us: int) -> Table:
     """Return the table without files whose records are all older than the time."""
     # Statistics may be truncated to milliseconds.
     moment = _EPOCH + timedelta(microseconds=time_us - 1000)
-    kept = {}
-    for path, file in table.files.items():
-        newest = statistics(file)[1].get(TIMESTAMP)
-        try:
-            is_older = newest is not None and datetime.fromisoformat(newest) < moment
-        except (TypeError, ValueError):
-            is_older = False
-        if not is_older:
-            kept[path] = file
+    kept = {
+        path: file
+        for path, file in table.files.items()
+        if (at := newest(file, TIMESTAMP)) is None or at >= moment
+    }
     return Table(table.at, table.version, files=kept)
 
 

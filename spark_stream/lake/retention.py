@@ -17,22 +17,20 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from spark_stream.errors import LakeUnavailable
-from spark_stream.lake.delta.actions import Action, AddFile, RemoveFile, Txn, commit_info
+from spark_stream.lake.delta.actions import Action, AddFile, Txn, commit_info
 from spark_stream.lake.delta.schema import TIMESTAMP
-from spark_stream.lake.delta.statistics import statistics
+from spark_stream.lake.delta.statistics import newest
 from spark_stream.lake.delta.table import APPEND_ONLY, Table, first_application
 from spark_stream.lake.expiry import LOG_RETENTION, LOG_RETENTION_MS, duration_ms
 from spark_stream.lake.merging import range_of
 from spark_stream.lake.steps import FindRanges, NewMark, Now, Script, TopicState
-from spark_stream.lake.versions import catch_up, put
+from spark_stream.lake.versions import PUTS_MAX, catch_up, put
 from spark_stream.structs import Positional
 
 CUT_TIME: Final = "time"
 """The column of a cut's time, in the table of cuts."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_PUTS_MAX: Final = 5
 Ranges = Mapping[int, tuple[int, int]]
 """The first and the last offset of a file, by partition."""
 
@@ -87,28 +85,15 @@ def _remove(
     if not paths:
         return 0
     mark = yield from NewMark()
-    for attempt in range(_PUTS_MAX):
+    for attempt in range(PUTS_MAX):
         table.check(*of)
         gone = [path for path in paths if path not in table.files]
         if gone:
             return 0 if len(gone) < len(paths) else len(paths)
         now_ms = yield from Now()
         actions = [commit_info("DELETE", now_ms, mark), *_not_append_only(table), *txns]
-        for path in paths:
-            file = table.files[path]
-            removed = RemoveFile(
-                path=path,
-                deletion_timestamp=now_ms,
-                extended_file_metadata=True,
-                partition_values=file.partition_values,
-                size=file.size,
-            )
-            actions.append(Action(remove=removed))
-        try:
-            yield from put(table, actions)
-        except LakeUnavailable:
-            if attempt + 1 == _PUTS_MAX:
-                raise
+        actions += [Action(remove=table.files[path].removed(now_ms)) for path in paths]
+        yield from put(table, actions, may_retry=attempt + 1 < PUTS_MAX)
     return 0
 
 
@@ -129,12 +114,8 @@ def _old_file(file: AddFile, ranges: Ranges | None) -> OldFile:
 
 
 def _newest_ms(file: AddFile, column: str) -> int | None:
-    text = statistics(file)[1].get(column)
-    try:
-        at = datetime.fromisoformat(str(text))
-        return (at - _EPOCH) // timedelta(milliseconds=1)
-    except (TypeError, ValueError):
-        return None
+    at = newest(file, column)
+    return None if at is None else (at - _EPOCH) // timedelta(milliseconds=1)
 
 
 def expired(files: Iterable[OldFile], oldest_ms: int | None, retention_bytes: int) -> list[OldFile]:

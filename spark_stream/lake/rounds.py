@@ -31,7 +31,7 @@ from typing import Final
 import pyarrow as pa
 from msgspec.structs import replace
 
-from spark_stream.errors import LakeStopped, LakeUnavailable
+from spark_stream.errors import LakeStopped
 from spark_stream.lake.delta.actions import Action, AddFile, Txn, commit_info
 from spark_stream.lake.delta.schema import table_schema, widened
 from spark_stream.lake.delta.table import (
@@ -56,7 +56,7 @@ from spark_stream.lake.steps import (
     WriteCut,
     WriteFiles,
 )
-from spark_stream.lake.versions import catch_up, put
+from spark_stream.lake.versions import PUTS_MAX, catch_up, put
 from spark_stream.structs import Positional
 
 CUTS: Final = "_cuts"
@@ -74,7 +74,6 @@ CUTS_SCHEMA: Final = pa.schema(
 )
 """``version``: that of the topic's table. ``offsets``: the end of each partition in it."""
 
-_PUTS_MAX: Final = 5
 Offsets = Mapping[int, int]
 
 
@@ -232,7 +231,7 @@ def _commit(lake: Lake, table: Table, change: Change) -> Script[bool]:
     """
     topic, ends = change.topic, change.ends
     mark = yield from NewMark()
-    for attempt in range(_PUTS_MAX):
+    for attempt in range(PUTS_MAX):
         table.check(lake.cluster, topic.id)
         have = {partition: table.offset(topic.id, partition) for partition in ends}
         if all(at is not None and at >= ends[partition] for partition, at in have.items()):
@@ -248,11 +247,7 @@ def _commit(lake: Lake, table: Table, change: Change) -> Script[bool]:
                 first = Txn(first_application(topic.id, partition), log_start, now_ms)
                 actions.append(Action(txn=first))
         actions += [Action(add=each) for each in change.files]
-        try:
-            yield from put(table, actions)
-        except LakeUnavailable:
-            if attempt + 1 == _PUTS_MAX:
-                raise
+        yield from put(table, actions, may_retry=attempt + 1 < PUTS_MAX)
     return False
 
 
@@ -280,7 +275,7 @@ def _record(
         entries.append(CutEntry(name, topic_id, table.moved_at, cut[name]))
     cuts = lake.cuts
     mark = yield from NewMark()
-    for attempt in range(_PUTS_MAX):
+    for attempt in range(PUTS_MAX):
         have = {
             (entry.topic_id, p): cuts.offset(entry.topic_id, p)
             for entry in entries
@@ -299,9 +294,5 @@ def _record(
         ]
         for entry in entries:
             actions += _txns(entry.topic_id, entry.offsets, now_ms)
-        try:
-            yield from put(cuts, actions)
-        except LakeUnavailable:
-            if attempt + 1 == _PUTS_MAX:
-                raise
+        yield from put(cuts, actions, may_retry=attempt + 1 < PUTS_MAX)
     return False

@@ -13,6 +13,8 @@ state is dropped, and read again from the checkpoint at the floor. This includes
 
 from __future__ import annotations
 
+from typing import Final
+
 from spark_stream.errors import LakeStopped, LakeUnavailable
 from spark_stream.lake.delta.actions import Action
 from spark_stream.lake.delta.table import Table
@@ -48,8 +50,23 @@ def catch_up(table: Table) -> Script[None]:
         missing = floor
 
 
-def put(table: Table, actions: list[Action]) -> Script[None]:
-    """Put the next version, and catch up. Whether it was written shows in the table's state."""
+PUTS_MAX: Final = 5
+"""The number of attempts of a commit."""
+
+
+def put(table: Table, actions: list[Action], *, may_retry: bool = False) -> Script[None]:
+    """Put the next version, and catch up. Whether it was written shows in the table's state.
+
+    ``may_retry``: the caller reads this state and puts again, so an outage is no error.
+    """
+    try:
+        yield from _put(table, actions)
+    except LakeUnavailable:
+        if not may_retry:
+            raise
+
+
+def _put(table: Table, actions: list[Action]) -> Script[None]:
     try:
         yield from PutVersion(table.at, table.version + 1, actions)
     except LakeUnavailable:

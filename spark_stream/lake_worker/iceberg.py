@@ -10,8 +10,9 @@ table again, and so does a worker whose answer was lost.
 refused commit. A refusal may be the second answer to a commit that succeeded, and the table would
 then have lost its manifests. So refusals are hidden from it (``_Refused``).
 
-**Data files belong to the Delta table.** ``gc.enabled=false`` tells other programs so. Iceberg's
-own files are in the folder ``_iceberg`` of the location, where no VACUUM of a Delta table looks.
+**Data files belong to the Delta table.** ``gc.enabled=false`` keeps other programs from
+their removal. Iceberg's own files are in the folder ``_iceberg`` of the location, where no VACUUM
+of a Delta table looks.
 
 Files have no field ids. The table's name mapping has the names of their columns. Iceberg reserves
 some names that Delta permits, such as ``_partition``. Such a column gets another name in Iceberg.
@@ -32,9 +33,14 @@ from spark_stream.errors import InvalidOption, IsologError, LakeStopped, LakeUna
 from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import arrow_schema
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.expiry import FILE_RETENTION, FILE_RETENTION_MS, duration_ms
-from spark_stream.lake.storage.cleaning import DAY_MS
-from spark_stream.lake.storage.stores import LakeStore, StoredFile
+from spark_stream.lake.expiry import (
+    DAY_MS,
+    FILE_RETENTION,
+    FILE_RETENTION_MS,
+    duration_ms,
+    earlier,
+)
+from spark_stream.lake.storage.stores import LakeStore, StoredFile, first_line
 
 FOLDER: Final = "_iceberg"
 VERSION: Final = "isolog.version"
@@ -96,7 +102,7 @@ class IcebergTables:
             self._catalog = catalogs.load_catalog(self._name)
         except (ValueError, self._errors.NotInstalledError) as error:
             raise InvalidOption(
-                f"cannot open the Iceberg catalog {self._name!r}: {_reason(error)}",
+                f"cannot open the Iceberg catalog {self._name!r}: {first_line(error)}",
                 hint="Describe the catalog in ~/.pyiceberg.yaml, or set"
                 f" PYICEBERG_CATALOG__{self._name.upper()}__URI.",
                 option="iceberg",
@@ -144,7 +150,7 @@ class IcebergTables:
         """
         prefix = f"{FOLDER}/{delta.at}/metadata/"
         found = list(store.list(prefix))
-        now_ms = min(now_ms, max((each.modified_ms for each in found), default=now_ms))
+        now_ms = earlier(now_ms, found)
         old = [each for each in found if now_ms - each.modified_ms > DAY_MS]
         try:
             table = self._catalog.load_table((self._namespace, delta.at))
@@ -269,11 +275,11 @@ class IcebergTables:
         try:
             return self._commit_table(*args, **named)
         except self._errors.CommitFailedException as error:
-            raise _Refused(_reason(error)) from None
+            raise _Refused(first_line(error)) from None
 
     def _unavailable(self, error: Exception) -> LakeUnavailable:
         return LakeUnavailable(
-            f"the Iceberg catalog {self._name!r} refused an operation: {_reason(error)}",
+            f"the Iceberg catalog {self._name!r} refused an operation: {first_line(error)}",
             hint="Check the catalog and its keys. The Delta table is complete, and the worker tries"
             " again.",
         )
@@ -302,8 +308,3 @@ def _stored(name: str) -> str:
     """Return the name of a column in the files."""
     bare = name.removeprefix(_PREFIX)
     return bare if bare in _RESERVED else name
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -72,7 +72,7 @@ class AwaitRecords(Struct, frozen=True):
     isolation: Isolation
     deadline: float
     near: bool = False
-    is_outdated: Callable[[], bool] = bool
+    is_outdated: Callable[[], bool] = bool  # which returns False
 
     def begin(self, wake: WakeUp) -> int | None:
         """Begin to wait, as ``Partition.wait_beyond``."""

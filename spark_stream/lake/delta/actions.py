@@ -76,6 +76,17 @@ class AddFile(Part, frozen=True, omit_defaults=False):
     stats: str | None = None
     deletion_vector: msgspec.Raw | msgspec.UnsetType | None = msgspec.UNSET
 
+    def removed(self, now_ms: int, *, data_change: bool = True) -> RemoveFile:
+        """Return the removal of the file at this time."""
+        return RemoveFile(
+            path=self.path,
+            deletion_timestamp=now_ms,
+            data_change=data_change,
+            extended_file_metadata=True,
+            partition_values=self.partition_values,
+            size=self.size,
+        )
+
 
 class RemoveFile(Part, frozen=True, omit_defaults=False):
     """A file that belongs to no version from this one on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any, Final
 
 from spark_stream.lake.delta.actions import AddFile
@@ -23,6 +24,16 @@ def statistics(file: AddFile) -> tuple[dict[str, Any], dict[str, Any]]:
         return found["minValues"], found["maxValues"]
     except (ValueError, KeyError, TypeError):
         return {}, {}
+
+
+def newest(file: AddFile, column: str) -> datetime | None:
+    """Return the greatest time in a column of a file, or None if it is unknown."""
+    text = statistics(file)[1].get(column)
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else None
 
 
 def record_count(file: AddFile) -> int:

@@ -12,10 +12,10 @@ from typing import Final
 from urllib.parse import unquote
 
 from spark_stream.lake.delta.table import Table
+from spark_stream.lake.expiry import DAY_MS, earlier
 from spark_stream.lake.storage.snapshots import read_floor, read_table, read_version
 from spark_stream.lake.storage.stores import LakeStore, StoredFile
 
-DAY_MS: Final = 86_400_000
 _NAME: Final = re.compile(r"(merged-|[0-9]{5}-)?[0-9]{20}(-[0-9]{20})?-[0-9a-f]{16}\.parquet")
 """The names that the driver gives to files of records, of cuts, and of a merge."""
 
@@ -32,7 +32,7 @@ def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> l
         LakeStopped: Another program removed the first versions, so their files are unknown.
     """
     found = list(store.list(f"{name}/"))
-    now_ms = min(now_ms, max((each.modified_ms for each in found), default=now_ms))
+    now_ms = earlier(now_ms, found)
     mentioned = _mentioned(store, name)
     return [
         each

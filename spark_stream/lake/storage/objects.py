@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from spark_stream.errors import InvalidOption, LakeUnavailable
 from spark_stream.extras import install_hint
-from spark_stream.lake.storage.stores import StoredFile
+from spark_stream.lake.storage.stores import StoredFile, first_line
 
 SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 _RETRIES_MAX: Final = 3
@@ -67,7 +67,7 @@ class ObjectStore:
             )
         except (exceptions.BaseError, ValueError) as error:
             raise InvalidOption(
-                f"cannot open the lake's location {location}: {_reason(error)}",
+                f"cannot open the lake's location {location}: {first_line(error)}",
                 hint="Check the address, and the variables of the environment.",
                 option="location",
             ) from None
@@ -150,15 +150,9 @@ class ObjectStore:
                 " example AWS_ACCESS_KEY_ID, and the rules of the bucket."
             )
         return LakeUnavailable(
-            f"the lake's location {self._location} refused an operation: {_reason(error)}",
+            f"the lake's location {self._location} refused an operation: {first_line(error)}",
             hint=hint,
         )
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error. obstore adds its own state below it."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 class _Upload(io.RawIOBase):

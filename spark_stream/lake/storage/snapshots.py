@@ -1,7 +1,7 @@
 """The state of a table in a location: its last checkpoint, and the versions after it.
 
 A floor (``lake/versions.py``) is an empty file that is named by its version. The greatest one is
-valid, and is never removed. So the floor cannot move back, whoever writes a smaller one late.
+valid, and is never removed. So a smaller one that is written late does not move the floor back.
 """
 
 from __future__ import annotations

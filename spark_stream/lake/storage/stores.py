@@ -236,6 +236,12 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error of a library. Some add their own state below it."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def _unavailable(root: Path, error: OSError) -> LakeUnavailable:
     reason = error.strerror or str(error)
     return LakeUnavailable(
