@@ -317,7 +317,7 @@ class FolderWatch:
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
-        """Watch from now on."""
+        """Start to watch."""
         self._prefix = os.fsencode(prefix)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)

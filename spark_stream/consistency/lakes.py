@@ -59,8 +59,8 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         recorded_ms: The time of the worker's last report of its progress, or None.
         omitted: The number of topics that the caller may not describe.
         iceberg: The Iceberg catalog and namespace with a mirror of the tables, or None.
-        stopped: The reason why the worker stopped, or "". It is hidden from a caller who may not
-            describe all topics.
+        stopped: The reason why the worker stopped, or "". It is hidden from callers without the
+            right to describe all topics.
     """
 
     name: Name

@@ -121,7 +121,7 @@ def test_a_running_consumer_reads_new_partitions_from_their_start(shared, topic,
 
 @pytest.mark.parametrize("change", [{"partitions": 3}, {"schema": "n bigint, m bigint"}])
 def test_a_waiting_fetch_ends_when_its_topic_is_altered(shared, topic, change):
-    """Its reader learns of new partitions and columns without a poll."""
+    """Its reader finds new partitions and columns without a poll."""
     began = time.monotonic()
     with shared.connect() as log, Channel(shared.address) as channel:
         log.create_topic(topic, schema=NUMBERS)

@@ -56,7 +56,7 @@ def write(log: isolog.Log, worker: isolog.LakeWorker, rounds: int) -> None:
 
 
 def make_old(root, monkeypatch, days: int = 40) -> None:
-    """Let 40 days pass: the versions so far are older."""
+    """Make the present versions older by this time."""
     seconds = time.time() - days * 86_400
     for path in (root / "t" / "_delta_log").iterdir():
         os.utime(path, (seconds, seconds))

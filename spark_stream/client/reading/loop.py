@@ -461,7 +461,7 @@ class Fetcher:
         self._advance()
 
     def _wait_of(self, key: int, *, at_follower: bool = False) -> int:
-        """Return how long a broker waits for records, in milliseconds.
+        """Return the wait of a broker for records, in milliseconds.
 
         The leader ends the wait if it may not lead any more. A follower that is cut off cannot, so
         its waits are short.

@@ -51,7 +51,7 @@ def append(log: isolog.Log, transaction: int) -> None:
             producer.commit_transaction()
 
 
-@pytest.mark.full  # at the store: tests/lake/storage/test_objects.py; folders: test_exactly_once.py
+@pytest.mark.full  # faults of the store alone: tests/lake/storage/test_objects.py
 @pytest.mark.timeout(300)
 def test_tables_in_s3_are_exact_after_kills_and_faults(objects, tmp_path):
     chance, said = random.Random(5), tmp_path / "said"
