@@ -16,6 +16,7 @@ from bench.results import Results
 
 PARTS = (
     "native",
+    "where",
     "waiting",
     "transactions",
     "history",
@@ -29,7 +30,7 @@ PARTS = (
     "spark",
     "memory",
 )
-SIZES = ("dir", "rounds", "seconds", "gibibytes", "rows", "transactions", "idle")
+SIZES = ("dir", "rounds", "seconds", "gibibytes", "rows", "transactions", "operations", "idle")
 
 
 def main() -> None:
@@ -48,6 +49,7 @@ def main() -> None:
     parser.add_argument("--gibibytes", type=float, default=10.0, help="of log, for the memory")
     parser.add_argument("--rows", type=int, default=2_000_000, help="that a lake's worker copies")
     parser.add_argument("--transactions", type=int, default=1_000_000, help="of a history")
+    parser.add_argument("--operations", type=int, default=5_000, help="whose costs are counted")
     parser.add_argument("--idle", type=float, default=60.0, help="seconds of an idle broker")
     parser.add_argument("--against", metavar="COMMIT", help="measure in turns with that commit")
     parser.add_argument("--pairs", type=int, default=5, help="how often, with --against")
@@ -94,6 +96,10 @@ def _measure(
                     from bench import native_bench
 
                     native_bench.run(log, results, given.seconds, ceilings=not given.in_turns)
+                if "where" in parts:
+                    from bench import where_bench  # earlier commits have other calls of the sink
+
+                    where_bench.run(log, place, results, given.operations)
                 if "waiting" in parts:
                     from bench import waiting_bench
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from bench.against import Comparison, compare
 from bench.results import Figure
 from bench.turns import Bench
+from bench.where_bench import calls_of, costs_between, described, thread_costs
 
 pytestmark = pytest.mark.full
 
@@ -98,3 +102,36 @@ def test_gain_above_1_is_better_in_any_unit():
 def test_figure_has_fallen_if_it_lost_more_than_3_percent(gains, verdict):
     pairs = [(figure("append", "rows/s", 1.0), figure("append", "rows/s", gain)) for gain in gains]
     assert [each.verdict for each in compare(pairs)] == [verdict]
+
+
+def test_switches_are_counted_by_thread():
+    begin, end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        for _ in range(20):
+            time.sleep(0.001)
+        begin.set()
+        end.wait()
+
+    waiting = threading.Thread(target=wait, name="waits")
+    before = thread_costs(os.getpid())
+    waiting.start()
+    begin.wait()
+    used = costs_between(before, thread_costs(os.getpid()))
+    end.set()
+    waiting.join()
+    (costs,) = [each for (_, name), each in used.items() if name == "waits"]
+    assert 20 <= costs.switches < 40
+    assert "waits 2." in described({(1, "waits"): costs}, 10)
+
+
+def test_system_calls_are_read_from_the_summary_of_strace():
+    summary = """\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 60.00    0.000120           1       120           futex
+ 40.00    0.000080           2        40         7 recvfrom
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.000200                   160         7 total
+"""
+    assert calls_of(summary) == {"futex": 120, "recvfrom": 40}

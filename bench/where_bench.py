@@ -1,0 +1,211 @@
+"""The costs of small writes, counted: processor time, changes of threads and system calls.
+
+Counts hold on every machine and beside other load, unlike times. A voluntary context switch is a
+wait of a thread. The client and the broker need one for each message that they wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from msgspec import Struct
+
+import spark_stream as isolog
+from bench.records import values
+from bench.results import Results
+from spark_stream.client.writing.producer import Producer
+from spark_stream.datasource.values.content import measure
+from spark_stream.datasource.writing.identity import BranchIdentity
+from spark_stream.datasource.writing.transactions import WrittenRows, commit, open_branch
+
+TOPIC: Final = "where"
+_WARM_UPS: Final = 50
+_TRACED_PART: Final = 10
+"""A tenth of the operations is repeated under strace, which makes them slow."""
+_SHOWN_MAX: Final = 5
+
+Operation = Callable[[], object]
+
+
+class ThreadCosts(Struct, frozen=True):
+    """The costs of one thread: microseconds of processor time, and voluntary switches."""
+
+    cpu_us: float = 0.0
+    switches: int = 0
+
+
+Threads = dict[tuple[int, str], ThreadCosts]
+"""By thread id and name."""
+
+
+def thread_costs(pid: int) -> Threads:
+    """Return the costs of the threads of a process since their starts.
+
+    The threads of this process have Python's names. Others have those of the system, which Python
+    sets since 3.14.
+    """
+    names = {each.native_id: each.name for each in threading.enumerate()}
+    costs: Threads = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            nanoseconds = int((task / "schedstat").read_text().split()[0])
+            status = (task / "status").read_text()
+            name = (task / "comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+            continue
+        found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
+        assert found is not None
+        number = int(task.name)
+        if pid == os.getpid():
+            name = names.get(number, name)
+        costs[number, name] = ThreadCosts(nanoseconds / 1000, int(found[1]))
+    return costs
+
+
+def costs_between(before: Threads, after: Threads) -> Threads:
+    """Return what each thread has used, without those that used nothing."""
+    used: Threads = {}
+    for thread, now in after.items():
+        then = before.get(thread, ThreadCosts())
+        costs = ThreadCosts(now.cpu_us - then.cpu_us, now.switches - then.switches)
+        if costs.cpu_us or costs.switches:
+            used[thread] = costs
+    return used
+
+
+def described(used: Threads, count: int) -> str:
+    """Return the switches and the microseconds of the busiest threads for one operation."""
+    busiest = sorted(used.items(), key=lambda each: -each[1].switches)[:_SHOWN_MAX]
+    return ", ".join(
+        f"{name} {costs.switches / count:.2f} and {costs.cpu_us / count:.0f} µs"
+        for (_, name), costs in busiest
+    )
+
+
+class CallCounts(Struct):
+    """The system calls of a process, by name. None if strace is missing or not permitted."""
+
+    calls: dict[str, int] | None = None
+
+
+def calls_of(summary: str) -> dict[str, int]:
+    """Return the calls by name from the summary of ``strace -c``."""
+    calls = {}
+    for line in summary.splitlines():
+        fields = line.split()
+        if len(fields) >= 5 and fields[3].isdecimal() and fields[-1] != "total":
+            calls[fields[-1]] = int(fields[3])
+    return calls
+
+
+@contextmanager
+def counted_calls(pid: int, summary: Path) -> Iterator[CallCounts]:
+    """Count the system calls of a process by strace, while the block runs."""
+    counts = CallCounts()
+    if shutil.which("strace") is None:
+        yield counts
+        return
+    command = ["strace", "-f", "-c", "-o", str(summary), "-p", str(pid)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as tracer:
+        assert tracer.stderr is not None
+        attached = "attached" in tracer.stderr.readline()
+        drain = threading.Thread(target=tracer.stderr.read, daemon=True)
+        drain.start()
+        try:
+            yield counts
+        finally:
+            tracer.send_signal(signal.SIGINT)
+            tracer.wait()
+            drain.join()
+    if attached:
+        counts.calls = calls_of(summary.read_text())
+
+
+def run(log: isolog.Log, place: Path, results: Results, operations: int) -> None:
+    """One row, a transaction of one row, and a micro-batch of 20 rows by the sink's calls."""
+    one = pa.record_batch({"value": values(1)})
+    log.create_topic(TOPIC, schema=one.schema, partitions=1)
+    broker = log.status().pid
+    with log.producer() as producer:
+        _account(
+            "one row, acknowledged",
+            lambda: producer.append(TOPIC, one, partition=0).result(),
+            operations,
+            broker,
+            place,
+            results,
+        )
+    with log.producer(transactional_id=TOPIC) as transactional:
+
+        def write() -> None:
+            with transactional.transaction():
+                transactional.append(TOPIC, one, partition=0)
+
+        _account("a transaction of one row", write, operations // 5, broker, place, results)
+    batches = MicroBatches(log, pa.record_batch({"value": values(20)}))
+    _account("a micro-batch of 20 rows", batches.write, operations // 5, broker, place, results)
+    log.delete_topic(TOPIC)
+
+
+class MicroBatches:
+    """Micro-batches of one task by the calls of the sink, without Spark."""
+
+    def __init__(self, log: isolog.Log, rows: pa.RecordBatch) -> None:
+        self._log = log
+        self._rows = rows
+        self._sink = uuid.uuid4().hex
+        self._batch = 0
+
+    def write(self) -> None:
+        """Write the next micro-batch."""
+        connection, topics = self._log._connection, self._log._topics
+        identity = BranchIdentity(f"sink/{self._sink}", self._sink, self._sink, self._batch)
+        branch = open_branch(connection, identity)
+        content = {TOPIC: measure(self._rows)}
+        with Producer(connection, topics, branch=branch) as producer:
+            producer.append(TOPIC, self._rows, partition=0)
+        commit(connection, [WrittenRows(identity, content, branch)], self._batch)
+        self._batch += 1
+
+
+def _account(
+    name: str, act: Operation, count: int, broker: int, place: Path, results: Results
+) -> None:
+    for _ in range(_WARM_UPS):
+        act()
+    processes = {"client": os.getpid(), "broker": broker}
+    before = {side: thread_costs(pid) for side, pid in processes.items()}
+    for _ in range(count):
+        act()
+    for side, pid in processes.items():
+        used = costs_between(before[side], thread_costs(pid))
+        switches = sum(each.switches for each in used.values()) / count
+        cpu_us = sum(each.cpu_us for each in used.values()) / count
+        results.add(
+            f"{name}: {side}, voluntary switches",
+            "switches",
+            measured=switches,
+            note=described(used, count),
+        )
+        results.add(f"{name}: {side}, processor", "ms", measured=cpu_us / 1000)
+    traced = max(1, count // _TRACED_PART)
+    for side, pid in processes.items():
+        with counted_calls(pid, place / "strace") as counts:
+            for _ in range(traced):
+                act()
+        if counts.calls is not None:
+            most = sorted(counts.calls.items(), key=lambda each: -each[1])[:_SHOWN_MAX]
+            note = ", ".join(f"{call} {calls / traced:.1f}" for call, calls in most)
+            every = sum(counts.calls.values()) / traced
+            results.add(f"{name}: {side}, system calls", "calls", measured=every, note=note)
