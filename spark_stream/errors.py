@@ -394,7 +394,7 @@ class LakeUnavailable(IsologError):
 
     code = "LAKE_UNAVAILABLE"
     retriable = True
-    hint = "Check the location and its network. The worker tries again."
+    hint = "Check the location and its network."
 
 
 class LakeExists(IsologError):

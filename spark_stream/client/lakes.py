@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Final
 
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -13,9 +14,9 @@ from spark_stream.client.topics import TopicsClient, checked_topic
 from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, ICEBERG_NAME, LakeDescription
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLake
+from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import table_schema
-from spark_stream.lake.storage.locations import check_location
-from spark_stream.lake.storage.stores import open_store
+from spark_stream.lake.storage.locations import check_apart, check_location
 from spark_stream.wire.lake_messages import (
     CreateLake,
     DescribeLake,
@@ -44,11 +45,11 @@ class LakesClient:
         file_bytes: int,
         iceberg: str | None = None,
         *,
-        check: bool = False,
+        check: bool = True,
     ) -> LakeDescription:
         """Create a lake, if each topic can have a Delta table.
 
-        ``check``: whether this process writes into the location first.
+        ``check``: whether the location and the packages of this process are checked.
         """
         if iceberg is not None and not re.fullmatch(ICEBERG_NAME, iceberg):
             raise InvalidOption(
@@ -70,8 +71,12 @@ class LakesClient:
                 hint="Choose another folder. Iceberg takes the paths of files for addresses.",
                 option="location",
             )
-        if check:
-            check_location(open_store(place), self._connection.cluster_id or "", ids)
+        others = {each.name: each.location for each in self.all()}
+        if name not in others:  # else the broker refuses the name
+            check_apart(place, others)
+            if check and names:
+                _check_iceberg(iceberg)
+                check_location(place, self._connection.cluster_id or "", ids)
         request = CreateLake.of(
             lake=name,
             lake_id=secrets.token_hex(8),
@@ -113,6 +118,16 @@ class LakesClient:
         tiered = {each: dict(found) for each, found in offsets.items()}
         self._connection.call(
             RecordLakeProgress.of(lake=name, lake_id=lake_id, tiered=tiered, stopped=stopped)
+        )
+
+
+def _check_iceberg(catalog: str | None) -> None:
+    if catalog is not None and find_spec("pyiceberg") is None:
+        raise InvalidOption(
+            "Iceberg tables need the package pyiceberg",
+            hint=f"{install_hint('iceberg')} Without it here, only the worker can check the"
+            " catalog and the location: --no-check, or check=False.",
+            option="iceberg",
         )
 
 

@@ -561,7 +561,7 @@ class Log(ProcessBound):
         freshness: float = FRESHNESS_S_DEFAULT,
         file_bytes: int = FILE_BYTES_DEFAULT,
         iceberg: str | None = None,
-        check: bool = False,
+        check: bool = True,
     ) -> LakeDescription:
         """Create a lake: Delta tables with the committed records of topics.
 
@@ -577,9 +577,9 @@ class Log(ProcessBound):
             iceberg: A catalog of pyiceberg's configuration, where the tables are also Iceberg
                 tables (``"CATALOG"``, or ``"CATALOG.NAMESPACE"``). The namespace is the lake's name
                 by default.
-            check: Write a file into the location first, and look for tables of others, as
-                ``isolog lake create`` does. Without it the worker finds a fault later. It needs the
-                keys of an object store in this process too.
+            check: Write a file into the location first, and look for the files of brokers and the
+                tables of others. It needs the keys of an object store in this process too. False
+                leaves this to the worker, and to a person who reads its errors.
 
         Returns:
             The lake.
@@ -590,9 +590,10 @@ class Log(ProcessBound):
             UnsupportedType: Delta has no type for a column.
             SchemaMismatch: Delta does not accept a column's name.
             InvalidRequest: A setting is out of its range, or the location has keys.
-            InvalidOption: ``iceberg`` is no name of a catalog.
-            LakeUnavailable: With ``check``: the location refused a file.
-            LakeStopped: With ``check``: the location is a table, or has tables of others.
+            InvalidOption: ``iceberg`` is no name of a catalog, or its package is missing. Or the
+                location overlaps that of another lake, or the directory of a log.
+            LakeUnavailable: The location refused a file.
+            LakeStopped: The location is in a table, or has tables of others.
 
         Examples:
             >>> topic = log.create_topic("trades", schema="id bigint, price double")

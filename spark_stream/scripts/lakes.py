@@ -41,8 +41,16 @@ def create(lake: LakeDescription) -> Script[LakeDescription]:
 
 def _check(lake: LakeDescription) -> None:
     names = [each.name for each in lake.topics]
-    if not names or len(set(names)) < len(names):
-        raise InvalidRequest("a lake has one or more topics, each once", lake=lake.name)
+    if not names:
+        raise InvalidRequest(
+            f"the lake {lake.name!r} has no topics", hint="Name one or more topics.", lake=lake.name
+        )
+    if twice := [each for each in names if names.count(each) > 1]:
+        raise InvalidRequest(
+            f"the lake {lake.name!r} has the topic {twice[0]!r} twice",
+            hint="Name each topic once.",
+            lake=lake.name,
+        )
     hidden = [each for each in names if each.startswith("_")]
     if hidden:
         raise InvalidRequest(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyarrow as pa
 import pytest
 
@@ -25,7 +27,9 @@ def log(broker):
 
 def test_a_lake_is_listed_and_is_in_the_description_of_its_topics(log):
     ids = {each: log.create_topic(each).id for each in ("orders", "audit", "other")}
-    made = log.create_lake("shop", ["orders", "audit"], "s3://bucket/lake/", freshness=1)
+    made = log.create_lake(
+        "shop", ["orders", "audit"], "s3://bucket/lake/", freshness=1, check=False
+    )
     assert [(each.name, each.id) for each in made.topics] == [
         ("audit", ids["audit"]),
         ("orders", ids["orders"]),
@@ -53,11 +57,11 @@ def test_a_relative_location_is_resolved_where_the_lake_is_created(log, tmp_path
 
 def test_a_name_has_one_lake_and_progress_is_only_that_of_the_present_one(log):
     log.create_topic("t")
-    first = log.create_lake("l", "t", "/lake")
+    first = log.create_lake("l", "t", "/lake", check=False)
     with pytest.raises(LakeExists, match="there is a lake 'l' already"):
-        log.create_lake("l", "t", "/lake")
+        log.create_lake("l", "t", "/lake", check=False)
     log.drop_lake("l")
-    second = log.create_lake("l", "t", "/lake")
+    second = log.create_lake("l", "t", "/lake", check=False)
     with pytest.raises(UnknownLake):
         log._lakes.record_progress("l", first.id, {second.topics[0].id: {0: 1}})
     assert log.describe_lake("l").topics[0].tiered == {}
@@ -77,11 +81,11 @@ def test_topics_that_cannot_have_a_table_are_refused(log):
         ("spaces", SchemaMismatch, "'a b'"),
         ("_cuts", InvalidRequest, "begin with _"),
         ("missing", UnknownTopic, "missing"),
-        (["t", "t"], InvalidRequest, "each once"),
-        ([], InvalidRequest, "one or more"),
+        (["t", "t"], InvalidRequest, "has the topic 't' twice"),
+        ([], InvalidRequest, "the lake 'l' has no topics .*one or more"),
     ):
         with pytest.raises(error, match=text):
-            log.create_lake("l", topics, "/lake")
+            log.create_lake("l", topics, "/lake", check=False)
     assert log.lakes() == []
 
 
@@ -95,6 +99,37 @@ def test_settings_and_locations_are_checked(log):
         ("/lake", {"file_bytes": 0}, InvalidRequest),
     ):
         with pytest.raises(error) as refused:
-            log.create_lake("l", "t", location, **settings)
+            log.create_lake("l", "t", location, check=False, **settings)
         assert "secret" not in str(refused.value)
     assert log.lakes() == []
+
+
+def test_a_location_that_overlaps_another_lake_is_refused(log, tmp_path):
+    log.create_topic("t")
+    log.create_lake("l", "t", tmp_path / "lake")
+    for location, relation in (
+        (tmp_path / "lake" / "t", "is inside"),
+        (tmp_path, "contains"),
+        (tmp_path / "x" / ".." / "lake", "is"),
+    ):
+        for check in (True, False):
+            with pytest.raises(InvalidOption, match=f"{relation} the location of the lake l"):
+                log.create_lake("m", "t", location, check=check)
+    assert [each.name for each in log.lakes()] == ["l"]
+
+
+def test_a_location_in_the_directory_of_its_broker_is_refused(log, broker, tmp_path):
+    log.create_topic("t")
+    with pytest.raises(InvalidOption, match="in the directory of a log"):
+        log.create_lake("l", "t", broker.directory / "lake")
+    assert not (broker.directory / "lake").exists()
+    assert log.lakes() == []
+
+
+def test_the_package_of_iceberg_is_needed_for_the_check(log, tmp_path, monkeypatch):
+    log.create_topic("t")
+    monkeypatch.setitem(sys.modules, "pyiceberg", None)
+    with pytest.raises(InvalidOption, match=r"need the package pyiceberg .*\[iceberg\]"):
+        log.create_lake("l", "t", tmp_path / "lake", iceberg="lakes")
+    assert not (tmp_path / "lake").exists()
+    assert log.create_lake("l", "t", tmp_path, iceberg="lakes", check=False).iceberg == "lakes"

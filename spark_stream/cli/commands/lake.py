@@ -59,7 +59,7 @@ def create(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option(help="Write into the location first, and look for other tables there.")
+        bool, typer.Option(help="Check the location and the packages of this machine first.")
     ] = True,
 ) -> None:
     """Create a lake of topics. `isolog lake run` writes its tables.

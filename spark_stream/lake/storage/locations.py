@@ -1,33 +1,86 @@
-"""The check of a location before a lake is created there."""
+"""The checks of a location before a lake is created there.
+
+A lake writes and removes files in its location. So it is apart from the files of brokers, of other
+Delta tables, and of other lakes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Final
+from urllib.parse import unquote, urlsplit
 
-from spark_stream.errors import LakeStopped
+from spark_stream.errors import InvalidOption, LakeStopped
 from spark_stream.lake.delta.actions import LOG
 from spark_stream.lake.delta.table import LAKE
 from spark_stream.lake.rounds import CUTS
 from spark_stream.lake.storage.snapshots import read_table
-from spark_stream.lake.storage.stores import LakeStore, check_store
+from spark_stream.lake.storage.stores import check_store, open_store
+
+_LOG_MARK: Final = "isolog.json"
+"""A file in the directory of each log and of each broker."""
+_SAME_STORES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 
 
-def check_location(store: LakeStore, cluster: str, topics: Mapping[str, str]) -> None:
-    """Check that a location can be written, and has no tables of others.
+def check_apart(location: str, lakes: Mapping[str, str]) -> None:
+    """Check that a location is apart from those of other lakes.
+
+    ``lakes``: their locations by name.
+
+    Raises:
+        InvalidOption: One of the locations is in the other.
+    """
+    mine = _parts(location)
+    for name, other in sorted(lakes.items()):
+        theirs = _parts(other)
+        shared = min(len(mine), len(theirs))
+        if mine[:shared] != theirs[:shared]:
+            continue
+        relation = "is" if mine == theirs else "contains"
+        if len(mine) > len(theirs):
+            relation = "is inside"
+        raise InvalidOption(
+            f"{location} {relation} the location of the lake {name}: {other}",
+            hint="Choose a folder beside it. Each lake removes files in its location.",
+            option="location",
+        )
+
+
+def _folder(location: str) -> Path | None:
+    """Return the folder of a location, or None for one in an object store."""
+    url = urlsplit(location)
+    if url.scheme not in ("", "file"):
+        return None
+    return Path(unquote(url.path) if url.scheme else location).resolve()
+
+
+def _parts(location: str) -> tuple[str, ...]:
+    folder, url = _folder(location), urlsplit(location)
+    if folder is not None:
+        return "", "", *folder.parts[1:]
+    parts = [each for each in PurePosixPath(url.path).parts if each != "/"]
+    return _SAME_STORES.get(url.scheme, url.scheme), url.netloc, *parts
+
+
+def check_location(location: str, cluster: str, topics: Mapping[str, str]) -> None:
+    """Check that a location can be written, and has no files of brokers or tables of others.
 
     ``topics``: ids by name.
 
     Raises:
-        Unsupported: The location replaces files that exist.
+        InvalidOption: The location has files of a broker, or its address cannot be used.
+        Unsupported: The location replaces files that exist, or is of an unknown kind.
         LakeUnavailable: The location did not answer, or refused.
-        LakeStopped: The location is a table, or has tables of others.
+        LakeStopped: The location is a table or inside one, or has tables of others.
     """
+    folder = _folder(location)
+    if folder is not None:
+        _check_folder(folder, topics)
+    store = open_store(location)
     check_store(store)
     if next(iter(store.list(f"{LOG}/0")), None) is not None:
-        raise LakeStopped(
-            "the location of the lake is a Delta table",
-            hint="Choose a folder beside it. The table's VACUUM would remove the lake's files.",
-        )
+        raise _in_table(location)
     for name, of in {**topics, CUTS: ""}.items():
         table = read_table(store, name)
         if table.version < 0:
@@ -40,3 +93,24 @@ def check_location(store: LakeStore, cluster: str, topics: Mapping[str, str]) ->
             hint="Choose another location. Tables of a dropped lake stay where they are.",
             table=name,
         )
+
+
+def _check_folder(folder: Path, topics: Mapping[str, str]) -> None:
+    for table in topics:
+        for each in [folder / table, folder, *folder.parents]:
+            if (each / _LOG_MARK).exists():
+                raise InvalidOption(
+                    f"the location {folder} has files in the directory of a log: {each}",
+                    hint="Choose another folder, outside the directories of brokers.",
+                    option="location",
+                )
+    for each in folder.parents:
+        if (each / LOG).is_dir():
+            raise _in_table(str(each))
+
+
+def _in_table(place: str) -> LakeStopped:
+    return LakeStopped(
+        f"the location of the lake is in a Delta table: {place}",
+        hint="Choose a folder beside it. The table's VACUUM would remove the lake's files.",
+    )

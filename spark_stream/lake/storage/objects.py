@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, BinaryIO, Final, cast
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -23,7 +24,26 @@ from spark_stream.errors import InvalidOption, LakeUnavailable
 from spark_stream.extras import install_hint
 from spark_stream.lake.storage.stores import StoredFile, first_line
 
-SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
+_S3_KEYS: Final = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_AZURE_KEYS: Final = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"
+_VARIABLES: Final = {
+    "s3": _S3_KEYS,
+    "s3a": _S3_KEYS,
+    "gs": "GOOGLE_SERVICE_ACCOUNT",
+    "az": _AZURE_KEYS,
+    "abfs": _AZURE_KEYS,
+    "abfss": _AZURE_KEYS,
+}
+"""The variables with the keys of each kind of store."""
+SCHEMES: Final = frozenset(_VARIABLES)
+_OF_INSTANCES: Final = (
+    "/latest/api/token",
+    "/latest/meta-data",
+    "/computeMetadata",
+    "/metadata/identity",
+)
+"""Paths of a cloud's service with the keys of an instance. It is used without other keys."""
+_NO_BUCKET: Final = "NoSuchBucket", "ContainerNotFound"
 _RETRIES_MAX: Final = 3
 _RETRY: Final = timedelta(seconds=30)
 _TIMEOUT: Final = "30s"
@@ -143,16 +163,19 @@ class ObjectStore:
             raise self._unavailable(error) from None
 
     def _unavailable(self, error: Exception) -> LakeUnavailable:
-        hint = "Check the address, the network and the keys. The worker tries again."
-        if isinstance(error, self._denied):
-            hint = (
-                "The keys do not permit it. Check those in the environment of this process, for"
-                " example AWS_ACCESS_KEY_ID, and the rules of the bucket."
-            )
-        return LakeUnavailable(
-            f"the lake's location {self._location} refused an operation: {first_line(error)}",
-            hint=hint,
-        )
+        text, where = str(error), urlsplit(self._location)
+        variables = _VARIABLES[where.scheme]
+        fault = f"the lake's location {self._location} refused an operation: {first_line(error)}"
+        hint = f"Check the address, the network and the keys ({variables})."
+        if any(each in text for each in _OF_INSTANCES):
+            fault = f"there are no keys for {self._location}: {first_line(error)}"
+            hint = f"Set {variables} in the environment of this process, or give its host a role."
+        elif isinstance(error, FileNotFoundError) or any(each in text for each in _NO_BUCKET):
+            fault = f"the bucket {where.netloc} does not exist: {first_line(error)}"
+            hint = "Create it, or correct the location. AWS_ENDPOINT_URL selects another S3."
+        elif isinstance(error, self._denied):
+            hint = f"The keys do not permit it. Check {variables}, and the rules of the bucket."
+        return LakeUnavailable(fault, hint=hint)
 
 
 class _Upload(io.RawIOBase):

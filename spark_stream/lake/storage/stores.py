@@ -246,5 +246,5 @@ def _unavailable(root: Path, error: OSError) -> LakeUnavailable:
     reason = error.strerror or str(error)
     return LakeUnavailable(
         f"the lake's folder {root} refused an operation: {reason}",
-        hint="Check the folder, its permissions and the free space. The worker tries again.",
+        hint="Check the folder, its permissions and the free space.",
     )
