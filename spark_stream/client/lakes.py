@@ -11,7 +11,12 @@ from typing import Final
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient, checked_topic
-from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, ICEBERG_NAME, LakeDescription
+from spark_stream.consistency.lakes import (
+    FILE_BYTES_DEFAULT,
+    ICEBERG_NAME,
+    STOPPED_MAX,
+    LakeDescription,
+)
 from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLake
 from spark_stream.extras import install_hint
@@ -110,15 +115,20 @@ class LakesClient:
         lake_id: str,
         offsets: Mapping[str, Mapping[int, int]],
         stopped: str = "",
+        stopped_hint: str = "",
     ) -> None:
         """Record the offsets that were read back from the tables, by topic id.
 
-        ``stopped``: the reason why the worker stopped.
+        ``stopped``: the reason why the worker stopped, with its remedy.
         """
-        tiered = {each: dict(found) for each, found in offsets.items()}
-        self._connection.call(
-            RecordLakeProgress.of(lake=name, lake_id=lake_id, tiered=tiered, stopped=stopped)
+        request = RecordLakeProgress.of(
+            lake=name,
+            lake_id=lake_id,
+            tiered={each: dict(found) for each, found in offsets.items()},
+            stopped=stopped[:STOPPED_MAX],
+            stopped_hint=stopped_hint[:STOPPED_MAX],
         )
+        self._connection.call(request)
 
 
 def _check_iceberg(catalog: str | None) -> None:

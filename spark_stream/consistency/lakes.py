@@ -61,6 +61,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         iceberg: The Iceberg catalog and namespace with a mirror of the tables, or None.
         stopped: The reason why the worker stopped, or "". It is hidden from callers without the
             right to describe all topics.
+        stopped_hint: The remedy.
     """
 
     name: Name
@@ -74,6 +75,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
     omitted: int = 0
     iceberg: IcebergName | None = None
     stopped: StoppedField = ""
+    stopped_hint: StoppedField = ""
 
 
 class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
@@ -95,10 +97,12 @@ def advanced(
     offsets: Mapping[str, Mapping[int, int]],
     now_ms: int,
     stopped: str = "",
+    stopped_hint: str = "",
 ) -> LakeDescription:
     """Return the lake with recorded progress. Smaller offsets and other topics change nothing.
 
-    ``stopped``: the reason why the worker stopped. Then the time of the last progress remains.
+    ``stopped``: the reason why the worker stopped, with its remedy. Then the time of the last
+    progress remains.
     """
     topics = tuple(
         replace(
@@ -112,7 +116,13 @@ def advanced(
         for found in (offsets.get(each.id, {}),)
     )
     recorded_ms = lake.recorded_ms if stopped else now_ms
-    return replace(lake, topics=topics, recorded_ms=recorded_ms, stopped=stopped)
+    return replace(
+        lake,
+        topics=topics,
+        recorded_ms=recorded_ms,
+        stopped=stopped,
+        stopped_hint=stopped_hint,
+    )
 
 
 def tiered(lakes: Iterable[LakeDescription], topic_id: str, partition: int) -> int | None:

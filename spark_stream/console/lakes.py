@@ -31,6 +31,7 @@ def lakes_of(log: Log, partitions: Partitions) -> list[dict[str, Any]]:
             "recorded_ms": each.recorded_ms,
             "omitted": each.omitted,
             "stopped": each.stopped,
+            "stopped_hint": each.stopped_hint,
             "topics": [
                 {
                     "topic": topic.name,
@@ -78,7 +79,8 @@ def tables_of(log: Log, name: str) -> dict[str, Any]:
                 "version": each.version,
                 "files": each.files,
                 "size": each.size,
-                "problem": each.problem,
+                "problem": each.problem and each.problem.message,
+                "hint": each.problem and each.problem.hint,
             }
             for each in topics_of(log, lake)
         ],

@@ -77,7 +77,9 @@ class WorkerFigures(Figures[WorkerCounts], subject=Subject.LAKE_WORKER):
     """The series of a lake's worker."""
 
     lake_worker_lag_records: ByLabels = gauge(
-        "Committed records that the tables lack, at the last round", "lake"
+        "Offsets up to the last stable one, also of aborted records, that the tables lack at the"
+        " last round",
+        "lake",
     )
     lake_worker_lag_seconds: ByLabels = gauge(
         "The age of the tables: the time since the latest look at the log whose committed records"

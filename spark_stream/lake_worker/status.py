@@ -2,38 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
+from spark_stream.client.lake_tables import open_table
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import IsologError, LakeStopped, UnknownTopic
-from spark_stream.lake.reading import read_cuts
+from spark_stream.lake.delta.statistics import record_count
+from spark_stream.lake.delta.table import Table
+from spark_stream.lake.reading import Coverage, coverage, read_cuts
 from spark_stream.lake.rounds import CUTS
 from spark_stream.lake.steps import Cut
 from spark_stream.lake.storage.cleaning import orphans
 from spark_stream.lake.storage.snapshots import read_floor, read_table
 from spark_stream.lake.storage.stores import StoredFile, open_store
 from spark_stream.lake_worker.iceberg import IcebergTables
+from spark_stream.wire.topic_messages import TopicDescription
+
+ABSENT_MS: Final = 300_000
+"""A worker is absent without a report for this time and twice the freshness, as for the alert."""
+
+
+class LakeState(StrEnum):
+    """The state of a lake."""
+
+    UP_TO_DATE = "up to date"
+    CATCHING_UP = "catching up"
+    NO_WORKER = "no worker"
+    """The tables lack records, and no worker has reported for long."""
+    STOPPED = "stopped"
+    """A person has to decide about a table, a topic or a setting."""
+    UNKNOWN = "unknown"
+    """A leader or a catalog does not answer."""
 
 
 class TopicStatus(Struct, frozen=True):
     """A topic of a lake and its table.
 
-    ``lag``: the committed records that the table lacks, or None if the topic was deleted.
-    ``version``: that of the table, -1 without one. ``problem``: the reason why the worker stops.
-    ``iceberg``: the version that the Iceberg table has, or None if the lake has no such tables.
+    ``lag``: the offsets up to the last stable one that the table lacks, with those of aborted
+    records. None if it is unknown. ``version``: that of the table, -1 without one. ``records``:
+    those in it. ``problem``: the error of the topic, or None. ``iceberg``: the version that the
+    Iceberg table has, or None if the lake has no such tables.
     """
 
     topic: str
     version: int
+    records: int
     files: int
     size: int
     lag: int | None
-    problem: str | None
+    problem: IsologError | None
     iceberg: int | None = None
+
+
+def state_of(lake: LakeDescription, topics: Iterable[TopicStatus], now_ms: int) -> LakeState:
+    """Return the state of a lake at a time."""
+    topics = list(topics)
+    problems = [each.problem for each in topics if each.problem is not None]
+    if lake.stopped or any(not each.retriable for each in problems):
+        return LakeState.STOPPED
+    if problems:
+        return LakeState.UNKNOWN
+    if not any(each.lag for each in topics):
+        return LakeState.UP_TO_DATE
+    due_ms = ABSENT_MS + 2 * lake.freshness_ms
+    if lake.recorded_ms is None or now_ms - lake.recorded_ms > due_ms:
+        return LakeState.NO_WORKER
+    return LakeState.CATCHING_UP
 
 
 def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
@@ -44,20 +84,22 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
     """
     store = open_store(lake.location)
     cluster = log._connection.cluster_id or ""
-    mirror, no_mirror = None, None
+    mirror: IcebergTables | None = None
+    no_mirror: IsologError | None = None
     if lake.iceberg is not None:
         try:
             mirror = IcebergTables(lake)
         except IsologError as error:
-            no_mirror = error.message
+            no_mirror = error
     for topic in lake.topics:
-        table, problem = None, None
+        table: Table | None = None
+        problem: IsologError | None = None
         try:
             table = read_table(store, topic.name)
             if table.version >= 0:
                 table.check(cluster, topic.id)
         except LakeStopped as stopped:
-            problem = stopped.message
+            problem = stopped
         lag = None
         try:
             found = log._topics.offsets(topic.name, isolation=Isolation.READ_COMMITTED)
@@ -73,17 +115,18 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         except UnknownTopic:
             problem = problem or _deleted(topic.name)
         except IsologError as error:
-            problem = problem or error.message
+            problem = problem or error
         iceberg, problem = None, problem or no_mirror
         if mirror is not None and table is not None:
             try:
                 iceberg = mirror.version(table)
             except IsologError as error:
-                problem = problem or error.message
+                problem = problem or error
         files = [] if table is None else list(table.files.values())
         yield TopicStatus(
             topic.name,
             -1 if table is None else table.version,
+            sum(record_count(each) for each in files),
             len(files),
             sum(each.size for each in files),
             lag,
@@ -92,10 +135,45 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         )
 
 
-def _deleted(name: str) -> str:
-    return (
-        f"the topic {name!r} was deleted, or may not be described. Its table stays as it is. A"
-        " new topic of the name needs a lake at another location"
+class TopicTable(Struct, frozen=True):
+    """The table of a topic in a lake.
+
+    ``offsets``: by partition, the offsets for which the table is complete. ``problem``: the error
+    of the table or of its location, or None.
+    """
+
+    lake: str
+    location: str
+    offsets: dict[int, Coverage]
+    problem: IsologError | None = None
+
+
+def tables_of_topic(log: Log, topic: TopicDescription) -> list[TopicTable]:
+    """Return the tables of a topic, if its log has lost records. Else no location is read."""
+    if not topic.lakes or not any(each.log_start_offset for each in topic.partitions):
+        return []
+    found = []
+    for lake in topic.lakes:
+        offsets: dict[int, Coverage] = {}
+        problem: IsologError | None = None
+        try:
+            table = open_table(lake, topic.name).table
+            if table.version >= 0:
+                table.check(log._connection.cluster_id or "", topic.id)
+            for each in topic.partitions:
+                if (have := coverage(table, topic.id, each.partition)) is not None:
+                    offsets[each.partition] = have
+        except IsologError as error:
+            problem = error
+        found.append(TopicTable(lake.name, lake.location, offsets, problem))
+    return found
+
+
+def _deleted(name: str) -> LakeStopped:
+    return LakeStopped(
+        f"the topic {name!r} was deleted, or may not be described",
+        hint="Its table stays as it is. A new topic of the name needs a lake at another location.",
+        topic=name,
     )
 
 

@@ -14,7 +14,6 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.client.log import Log
-from spark_stream.consistency.lakes import STOPPED_MAX
 from spark_stream.errors import (
     InvalidOption,
     IsologError,
@@ -129,7 +128,7 @@ class LakeWorker:
                     pause = 0.0
                 if isinstance(result.problem, InvalidOption):
                     with suppress(IsologError):  # the first error is the one to raise
-                        self._record_stop(result.problem.message)
+                        self._record_stop(result.problem)
                     raise result.problem
                 if result.problem is not None:
                     logger.warning(
@@ -168,7 +167,7 @@ class LakeWorker:
             self.counts.problem = error.message
             if not error.retriable and not isinstance(error, UnknownLake):
                 with suppress(IsologError):  # the first error is the one to raise
-                    self._record_stop(error.message)
+                    self._record_stop(error)
             raise
         self.counts.rounds += 1
         self.counts.problem = None
@@ -177,9 +176,9 @@ class LakeWorker:
             self.counts.problem = found.problem.message
         return found
 
-    def _record_stop(self, reason: str) -> None:
+    def _record_stop(self, reason: IsologError) -> None:
         lakes, lake = self._log._lakes, self._lake
-        lakes.record_progress(lake.name, lake.id, {}, reason[:STOPPED_MAX])
+        lakes.record_progress(lake.name, lake.id, {}, reason.message, reason.hint)
 
     def round(self) -> RoundResult:
         """Run one round, merge small files, record the tables' offsets, and remove old versions.

@@ -78,10 +78,11 @@ def record_progress(
     offsets: Mapping[str, Mapping[int, int]],
     now_ms: int,
     stopped: str = "",
+    stopped_hint: str = "",
 ) -> Script[None]:
     """Record the offsets that a worker has read back from the tables, by topic id.
 
-    ``stopped``: the reason why the worker stopped.
+    ``stopped``: the reason why the worker stopped, with its remedy.
 
     Raises:
         UnknownLake: There is no lake with this name and id.
@@ -91,7 +92,7 @@ def record_progress(
         lake = None if record is None else decode(record.value)
         if record is None or lake is None or lake.id != lake_id:
             raise unknown(name)
-        after = encode(advanced(lake, offsets, now_ms, stopped))
+        after = encode(advanced(lake, offsets, now_ms, stopped, stopped_hint))
         if (yield from PutRecord(LAKES + name, after, record.version)):
             return
 

@@ -59,15 +59,17 @@ class RecordLakeProgress(Call[None], name="record-lake-progress", needs=on_lake(
     """Record the offsets that a worker has read back from the tables of a lake.
 
     ``tiered``: by topic id and partition. Smaller offsets change nothing. ``stopped``: the reason
-    why the worker stopped. The next progress of a worker removes it.
+    why the worker stopped, and ``stopped_hint`` its remedy. The next progress of a worker removes
+    them.
     """
 
-    HINTS: ClassVar[frozenset[str]] = frozenset({"stopped"})
+    HINTS: ClassVar[frozenset[str]] = frozenset({"stopped", "stopped_hint"})
 
     lake: Name
     lake_id: LakeId
     tiered: Tiered
     stopped: StoppedField = ""
+    stopped_hint: StoppedField = ""
 
 
 class DropLake(Call[None], name="drop-lake", needs=on_lake(DELETE), once=True):

@@ -73,6 +73,12 @@ def test_names_are_completed(answer, topics):
         list(consumer.records(until="latest"))
         consumer.commit()
     assert answer(f"isolog consumers describe {here} w") == ["watcher"]
+    for lake, topic in (("shop", "great"), ("shelf", "other")):
+        topics.log.create_lake(lake, topic, topics.directory.parent / lake)
+    for command in ("status", "run", "versions", "clean", "drop"):
+        assert answer(f"isolog lake {command} {here} sh") == ["shelf", "shop"]
+        assert answer(f"isolog lake {command} {here} sho") == ["shop"]
+    assert answer(f"isolog lake create {here} sh") == []
     assert answer("isolog config example three-brokers/broker-2") == ["three-brokers/broker-2.toml"]
 
 

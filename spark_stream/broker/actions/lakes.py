@@ -57,17 +57,22 @@ def describe_lake(context: BrokerContext, asked: DescribeLake) -> LakeDescriptio
 def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
     topics = [each for each in lake.topics if context.may_describe(ResourceKind.TOPIC, each.name)]
     omitted = len(lake.topics) - len(topics)
-    stopped = lake.stopped
-    if stopped and omitted:
-        stopped = "The reason is hidden: you may not describe all topics of the lake."
-    return replace(lake, topics=tuple(topics), omitted=omitted, stopped=stopped)
+    shown = replace(lake, topics=tuple(topics), omitted=omitted)
+    if not (lake.stopped and omitted):
+        return shown
+    return replace(
+        shown,
+        stopped="the reason is hidden: you may not describe all topics of the lake",
+        stopped_hint="A user who may describe them sees it.",
+    )
 
 
 @handles(RecordLakeProgress)
 def record_lake_progress(context: BrokerContext, asked: RecordLakeProgress) -> None:
     now_ms = context.transactions.now_ms()
+    stop = asked.stopped, asked.stopped_hint
     context.transactions.run(
-        lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms, asked.stopped)
+        lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms, *stop)
     )
 
 

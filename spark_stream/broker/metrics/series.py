@@ -509,8 +509,8 @@ class LakeFigures(Figures[Scrape], subject=Subject.LAKES):
     """The progress of lakes, and the segments that wait for them."""
 
     lake_lag_records: ByLabels = gauge(
-        "Committed records that a lake's worker has not read back from its tables, in partitions"
-        " that the broker leads. Take `sum` over brokers",
+        "Offsets up to the last stable one, also of aborted records, that a lake's worker has not"
+        " read back from its tables, in partitions that the broker leads. Take `sum` over brokers",
         "lake",
     )
     lake_report_age_seconds: ByLabels = gauge(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -17,6 +18,7 @@ from spark_stream.cli.options import (
     LogPath,
     Output,
     Yes,
+    completed,
     confirm,
     counted,
     log,
@@ -26,14 +28,26 @@ from spark_stream.cli.options import (
 from spark_stream.cli.output.texts import ago, cell, console, duration, size_text, wall_ms
 from spark_stream.errors import InvalidOption
 
+if TYPE_CHECKING:
+    from spark_stream.consistency.lakes import LakeDescription
+    from spark_stream.lake_worker.status import TopicStatus
+
 app = typer.Typer(help="Copy topics into Delta tables.", no_args_is_help=True)
 
-LakeName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the lake.")]
+LakeName = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="Name of the lake.",
+        show_default=False,
+        autocompletion=completed(lambda log: [each.name for each in log.lakes()]),
+    ),
+]
 
 
 @app.command()
 def create(
-    name: LakeName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the lake.")],
     topics: Annotated[
         str, typer.Option(metavar="TOPIC,TOPIC", help="The topics, separated by commas.")
     ],
@@ -104,7 +118,9 @@ def list_(
                 "created_ms": each.created_ms,
                 "recorded_ms": each.recorded_ms,
                 "iceberg": each.iceberg,
+                "omitted": each.omitted,
                 "stopped": each.stopped,
+                "stopped_hint": each.stopped_hint,
             }
             for each in found
         ]
@@ -122,7 +138,7 @@ def list_(
     console().print(table)
     for each in found:
         if each.stopped:
-            note(f"the worker of lake {each.name} stopped: {each.stopped}")
+            note(_stop_of(each))
 
 
 @app.command()
@@ -132,57 +148,88 @@ def status(
     path: LogPath = None,
     output: Output = Listing.TABLE,
 ) -> None:
-    """Show the tables of a lake, and the committed records that they lack.
+    """Show the tables of a lake, and the records that they lack.
 
-    The exit code is 1 if the worker stopped, or a person has to decide about a table.
+    The lag counts offsets up to the last stable offset, so also those of aborted records.
+    Exit code 3 if a person has to decide. Exit code 4 if the tables lack records, and no worker has
+    reported for 5 minutes and twice the freshness.
 
     \b
     isolog lake status shop --path data/
+    isolog lake status shop --output json | jq .state
     """
-    from spark_stream.lake_worker.status import topics_of
+    from spark_stream.lake_worker.status import LakeState, state_of, topics_of
 
     with log(bootstrap, path) as opened:
         lake = opened.describe_lake(name)
         found = list(topics_of(opened, lake))
+    state = state_of(lake, found, wall_ms())
     if output is Listing.JSON:
-        rows = [
-            {
-                "topic": each.topic,
-                "version": each.version,
-                "files": each.files,
-                "bytes": each.size,
-                "lag": each.lag,
-                "iceberg_version": each.iceberg,
-                "problem": each.problem,
-            }
-            for each in found
-        ]
-        print(json.dumps(rows, indent=2))
+        facts = {
+            "lake": lake.name,
+            "location": lake.location,
+            "state": state,
+            "stopped": lake.stopped,
+            "stopped_hint": lake.stopped_hint,
+            "recorded_ms": lake.recorded_ms,
+            "omitted": lake.omitted,
+            "topics": [_facts_of(each) for each in found],
+        }
+        print(json.dumps(facts, indent=2))
     else:
-        table = Table("topic")
-        columns = ["version", "files", "size", "lag"]
-        if lake.iceberg is not None:
-            columns.append("iceberg")
-        for column in columns:
-            table.add_column(column, justify="right")
-        for each in found:
-            row = [
-                cell(each.topic),
-                str(each.version) if each.version >= 0 else "-",
-                str(each.files),
-                size_text(each.size),
-                "-" if each.lag is None else str(each.lag),
-                "-" if each.iceberg is None else str(each.iceberg),
-            ]
-            table.add_row(*row[: 1 + len(columns)])
-        console().print(table)
-    problems = [each for each in found if each.problem is not None]
-    for each in problems:
-        note(f"{each.topic}: {each.problem}")
+        _show_tables(found)
+        console().print(f"{state}, last recorded {ago(lake.recorded_ms, wall_ms())}")
+    for each in found:
+        if each.problem is not None:
+            note(f"{each.topic}: {each.problem.message} ({each.problem.hint})")
     if lake.stopped:
-        note(f"the worker stopped: {lake.stopped}")
-    if problems or lake.stopped:
-        raise typer.Exit(1)
+        note(_stop_of(lake))
+    if lake.omitted:
+        note(f"{counted(lake.omitted, 'topic')} not shown: you may not describe all of the lake")
+    if state is LakeState.NO_WORKER:
+        note(f"no worker reports: start one with `isolog lake run {lake.name}`")
+    if code := {LakeState.UNKNOWN: 1, LakeState.STOPPED: 3, LakeState.NO_WORKER: 4}.get(state):
+        raise typer.Exit(code)
+
+
+def _facts_of(topic: TopicStatus) -> dict[str, Any]:
+    return {
+        "topic": topic.topic,
+        "version": topic.version,
+        "records": topic.records,
+        "files": topic.files,
+        "bytes": topic.size,
+        "lag": topic.lag,
+        "iceberg_version": topic.iceberg,
+        "problem": topic.problem and topic.problem.message,
+        "hint": topic.problem and topic.problem.hint,
+    }
+
+
+def _show_tables(found: Sequence[TopicStatus]) -> None:
+    table = Table("topic")
+    columns = ["version", "records", "files", "size", "lag"]
+    if any(each.iceberg is not None for each in found):
+        columns.append("iceberg")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for each in found:
+        row = [
+            cell(each.topic),
+            str(each.version) if each.version >= 0 else "-",
+            str(each.records),
+            str(each.files),
+            size_text(each.size),
+            "-" if each.lag is None else str(each.lag),
+            "-" if each.iceberg is None else str(each.iceberg),
+        ]
+        table.add_row(*row[: 1 + len(columns)])
+    console().print(table)
+
+
+def _stop_of(lake: LakeDescription) -> str:
+    hint = f" ({lake.stopped_hint})" if lake.stopped_hint else ""
+    return f"the worker of lake {lake.name} stopped: {lake.stopped}{hint}"
 
 
 @app.command()
@@ -201,16 +248,19 @@ def run(
             show_default=False,
         ),
     ] = None,
+    output: Output = Listing.TABLE,
 ) -> None:
     """Write the tables of a lake, until the command is interrupted or the lake is dropped.
 
     Several workers of one lake do no harm. A worker that was killed continues from the tables.
+    With --once it prints the tables at its end.
 
     \b
     isolog lake run shop --path data/ --once
     """
     from spark_stream.broker.connections import listening_socket
     from spark_stream.lake_worker.counts import serve_counts
+    from spark_stream.lake_worker.status import topics_of
     from spark_stream.lake_worker.worker import LakeWorker
     from spark_stream.wire.addresses import joined
 
@@ -231,6 +281,11 @@ def run(
             note(f"metrics and health are shown at http://{joined(host, port)}/")
         if once:
             worker.run_once()
+            tables = list(topics_of(opened, opened.describe_lake(name)))
+            if output is Listing.JSON:
+                print(json.dumps([_facts_of(each) for each in tables], indent=2))
+            else:
+                _show_tables(tables)
             return
         received: list[int] = []
 

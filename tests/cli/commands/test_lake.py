@@ -57,12 +57,24 @@ def test_a_lake_is_created_listed_and_dropped(here, lake):
 
 
 def test_status_shows_the_lag_and_versions_show_cuts(here, lake, served):
-    (before,) = json.loads(here("lake", "status", "l", "--output", "json").out)
-    assert (before["version"], before["lag"]) == (-1, 3)
-    assert here("lake", "run", "l", "--once").code == 0
-    (after,) = json.loads(here("lake", "status", "l", "--output", "json").out)
-    assert (after["lag"], after["files"], after["problem"]) == (0, 1, None)
-    assert "of-lake" in here("lake", "status", "l").out
+    shown = here("lake", "status", "l", "--output", "json")
+    before = json.loads(shown.out)
+    (table,) = before["topics"]
+    assert (table["version"], table["records"], table["lag"]) == (-1, 0, 3)
+    assert (shown.code, before["state"], before["recorded_ms"]) == (4, "no worker", None)
+    assert "isolog lake run l" in shown.err
+    ended = here("lake", "run", "l", "--once", "--output", "json")
+    assert ended.code == 0
+    shown = here("lake", "status", "l", "--output", "json")
+    after = json.loads(shown.out)
+    (table,) = after["topics"]
+    assert (table["lag"], table["records"], table["files"]) == (0, 3, 1)
+    assert (table["problem"], table["hint"]) == (None, None)
+    assert (shown.code, after["state"], after["omitted"]) == (0, "up to date", 0)
+    assert json.loads(ended.out) == after["topics"]
+    for command in (("status", "l"), ("run", "l", "--once")):
+        words = here("lake", *command).out.split()
+        assert words[words.index("of-lake") :][:7:2] == ["of-lake", "1", "3", "1"]
     assert rows_of(lake, "of-lake")["n"].to_pylist() == [1, 2, 3]
     with served.log.producer() as producer:
         producer.append("of-lake", pa.table({"n": [4]})).result(60)
@@ -89,7 +101,7 @@ def test_status_fails_if_a_person_has_to_decide(here, lake, served):
     for each in (lake / "of-lake" / "_delta_log").glob("*1.json"):
         each.write_text("no actions")
     shown = here("lake", "status", "l")
-    assert shown.code == 1
+    assert shown.code == 3
     assert "cannot be read" in shown.err
     stopped = here("lake", "run", "l", "--once")
     assert stopped.code == 1
@@ -106,8 +118,13 @@ def test_status_shows_why_the_worker_stopped(here, lake, served, tmp_path):
     newer = shutil.move(lake / "of-lake", tmp_path / "newer")
     shutil.copytree(older, lake / "of-lake")
     assert here("lake", "run", "l", "--once").code == 1
-    shown = here("lake", "status", "l")
-    assert (shown.code, "an older copy of it was restored" in shown.err) == (1, True)
+    shown = here("lake", "status", "l", "--output", "json")
+    assert (shown.code, "an older copy of it was restored" in shown.err) == (3, True)
+    assert "(Restore the newer copy, or create a lake at another location.)" in shown.err
+    facts = json.loads(shown.out)
+    assert facts["state"] == "stopped"
+    assert "an older copy of it was restored" in facts["stopped"]
+    assert facts["stopped_hint"].startswith("Restore the newer copy")
     shutil.rmtree(lake / "of-lake")
     shutil.move(newer, lake / "of-lake")
     assert here("lake", "run", "l", "--once").code == 0
@@ -139,9 +156,9 @@ def test_the_list_shows_the_reason_of_a_stop(here, lake, served):
     stopped = json.loads(here("lake", "list", "--output", "json").out)[0]["stopped"]
     assert stopped == ""
     lake_id = served.log.describe_lake("l").id
-    served.log._lakes.record_progress("l", lake_id, {}, "it was restored")
+    served.log._lakes.record_progress("l", lake_id, {}, "it was restored", "Create another.")
     shown = here("lake", "list")
-    assert "the worker of lake l stopped: it was restored" in shown.err
+    assert "the worker of lake l stopped: it was restored (Create another.)" in shown.err
 
 
 def test_clean_removes_only_old_files_that_no_version_has(here, lake):
@@ -167,19 +184,19 @@ def test_status_shows_the_version_of_the_iceberg_tables(here, served, tmp_path, 
     uri = f"sqlite:///{tmp_path}/catalog.db"
     monkeypatch.setattr(catalogs._ENV_CONFIG, "config", {"catalog": {"lakes": {"uri": uri}}})
     served.log.create_topic("mirrored", schema="n bigint")
-    root = str(tmp_path / "tables")
+    root, other = str(tmp_path / "tables"), str(tmp_path / "other")
     here("lake", "create", "m", "--topics", "mirrored", "--location", root, "--iceberg", "lakes")
     assert json.loads(here("lake", "list", "--output", "json").out)[0]["iceberg"] == "lakes"
     assert here("lake", "run", "m", "--once").code == 0
-    (found,) = json.loads(here("lake", "status", "m", "--output", "json").out)
+    (found,) = json.loads(here("lake", "status", "m", "--output", "json").out)["topics"]
     assert found["iceberg_version"] == found["version"]
     assert "iceberg" in here("lake", "status", "m").out
     assert here("lake", "clean", "m", "--yes").err == "removed 0 files of lake m\n"
     catalogs.load_catalog("lakes").drop_table("m.mirrored")
-    (found,) = json.loads(here("lake", "status", "m", "--output", "json").out)
+    (found,) = json.loads(here("lake", "status", "m", "--output", "json").out)["topics"]
     assert found["iceberg_version"] == -1
     refused = here(
-        "lake", "create", "n", "--topics", "mirrored", "--location", root, "--iceberg", uri
+        "lake", "create", "n", "--topics", "mirrored", "--location", other, "--iceberg", uri
     )
     assert "is no name of an Iceberg catalog" in refused.err
     served.log.drop_lake("m")

@@ -63,7 +63,7 @@ async function load({ store, params, rerender }) {
 function shown(each, store) {
   const of = store.lake?.name === each.name ? store.lake : {};
   return [
-    each.stopped && h("div", { class: "notice bad" }, h("p", {}, h("strong", {}, "The worker stopped. "), sentence(each.stopped))),
+    each.stopped && h("div", { class: "notice bad" }, h("p", {}, h("strong", {}, "The worker stopped. "), sentence(each.stopped), " ", each.stopped_hint)),
     facts([
       ["State", state(each)],
       ["Lag", lag(allOf(each))],
@@ -94,7 +94,7 @@ function tables(all) {
   return table("Tables in the location", columns, all.map((each) => h("tr", { key: each.topic },
     h("th", { scope: "row" }, toTopic(each.topic)), h("td", { class: "number" }, each.version < 0 ? "none" : count(each.version)),
     h("td", { class: "number" }, count(each.files)), h("td", { class: "number" }, bytes(each.size)),
-    h("td", { class: each.problem && "bad-text" }, each.problem ? sentence(each.problem) : "none"))));
+    h("td", { class: each.problem && "bad-text" }, each.problem ? [sentence(each.problem), " ", each.hint] : "none"))));
 }
 
 function cuts(all) {
