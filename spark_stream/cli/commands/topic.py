@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +27,7 @@ from spark_stream.errors import InvalidOption, TopicExists
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from spark_stream.lake_worker.status import TopicTable
     from spark_stream.wire.topic_messages import TopicDescription
 
 app = typer.Typer(
@@ -166,6 +167,8 @@ def describe(
 ) -> None:
     """Show the columns and settings of a topic, and the offsets and replicas of its partitions.
 
+    If retention removed records from the log, the offsets that tables of lakes have are shown too.
+
     \b
     isolog topic describe flights --path data/
     isolog topic describe flights --output json | jq .partitions
@@ -173,7 +176,13 @@ def describe(
     from spark_stream.cli.output.topics import show_topic
 
     with log(bootstrap, path) as opened:
-        show_topic(opened.describe(topic), output)
+        found = opened.describe(topic)
+        tables: Sequence[TopicTable] = ()
+        if found.lakes:
+            from spark_stream.lake_worker.status import tables_of_topic
+
+            tables = tables_of_topic(opened, found)
+    show_topic(found, output, tables=tables)
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -23,6 +23,9 @@ from spark_stream.schema.types import field_type_name
 from spark_stream.sql.ddl import schema_text
 from spark_stream.wire.topic_messages import PartitionDescription, TopicDescription
 
+if TYPE_CHECKING:
+    from spark_stream.lake_worker.status import TopicTable
+
 _LEAST_IN_SYNC: Final = "min.insync.replicas"
 _WIDTH: Final = 80
 _TITLES: Final = ("partition", "leader", "epoch", "replicas", "in sync (ISR)", "lag")
@@ -37,15 +40,26 @@ def show_names(names: list[str], shape: Listing) -> None:
         print(name)
 
 
-def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None = None) -> None:
-    """Print a topic with its columns, its settings and its partitions."""
+def show_topic(
+    topic: TopicDescription,
+    shape: Listing,
+    screen: Console | None = None,
+    *,
+    tables: Sequence[TopicTable] = (),
+) -> None:
+    """Print a topic with its columns, its settings and its partitions.
+
+    ``tables``: those with records that its log has lost.
+    """
     if shape is Listing.JSON:
-        print(json.dumps(_topic_facts(topic), indent=2))
+        print(json.dumps(_topic_facts(topic, tables), indent=2))
         return
     screen = screen or console()
     records = record_count(topic)
     size = _sum_known(each.size for each in topic.partitions)
     sums = f"records {'unknown' if records is None else records}  size {size_text(size, 'unknown')}"
+    if older := _older_count(topic, tables):
+        sums += f"  older records in tables {older}"
     screen.print(f"[bold]{cell(topic.name)}[/bold]  {sums}")
     altered = counted(topic.schema_version, "time")
     schema = f"  schema altered {altered}" if topic.schema_version else ""
@@ -64,7 +78,38 @@ def show_topic(topic: TopicDescription, shape: Listing, screen: Console | None =
     for each in topic.partitions:
         if each.error is not None:
             screen.print(f"partition {each.partition}: {cell(str(each.error))}", soft_wrap=True)
+    if any(each.offsets for each in tables):
+        screen.print(_tables_table(tables))
+    for of in tables:
+        if of.problem is not None:
+            screen.print(f"lake {cell(of.lake)}: {cell(str(of.problem))}", soft_wrap=True)
     screen.print(_config_table(topic))
+
+
+def _older_count(topic: TopicDescription, tables: Sequence[TopicTable]) -> int:
+    """Return the number of offsets below the log start that a table has."""
+    return sum(
+        max(
+            (
+                min(have.end, each.log_start_offset or 0) - have.first
+                for of in tables
+                if (have := of.offsets.get(each.partition)) is not None
+                and have.first < (each.log_start_offset or 0)
+            ),
+            default=0,
+        )
+        for each in topic.partitions
+    )
+
+
+def _tables_table(tables: Sequence[TopicTable]) -> Table:
+    table = Table("lake")
+    for column in ("partition", "from offset", "to offset"):
+        table.add_column(column, justify="right")
+    for of in tables:
+        for partition, have in sorted(of.offsets.items()):
+            table.add_row(cell(of.lake), str(partition), str(have.first), str(have.end))
+    return table
 
 
 def record_count(topic: TopicDescription) -> int | None:
@@ -130,7 +175,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
+def _topic_facts(topic: TopicDescription, tables: Sequence[TopicTable]) -> dict[str, Any]:
     return {
         "name": topic.name,
         "id": topic.id,
@@ -149,6 +194,20 @@ def _topic_facts(topic: TopicDescription) -> dict[str, Any]:
         "warning": topic.warning,
         "config": dict(topic.config),
         "partitions": as_json(topic.partitions),
+        "lakes": [each.name for each in topic.lakes],
+        "tables": [
+            {
+                "lake": of.lake,
+                "location": of.location,
+                "offsets": {
+                    str(partition): [have.first, have.end]
+                    for partition, have in sorted(of.offsets.items())
+                },
+                "problem": of.problem and of.problem.message,
+                "hint": of.problem and of.problem.hint,
+            }
+            for of in tables
+        ],
     }
 
 

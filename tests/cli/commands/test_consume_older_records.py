@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,6 +55,27 @@ def test_ranges(here, older, options, first, end, isolation):
     found = here("consume", older, *options, "--isolation", isolation)
     assert (found.code, found.err) == (0, "")
     assert found.out.split() == [f"{p}-{at}" for p in range(2) for at in range(first, end)]
+
+
+def test_the_topic_shows_the_offsets_of_its_tables(here, older, served):
+    found = json.loads(here("topic", "describe", older, "--output", "json").out)
+    assert found["lakes"] == [f"of-{older}"]
+    [table] = found["tables"]
+    assert (table["lake"], table["problem"]) == (f"of-{older}", None)
+    assert table["offsets"] == {"0": [0, 40], "1": [0, 40]}
+    shown = here("topic", "describe", older).out
+    assert "records 10  " in shown
+    assert "older records in tables 70" in shown
+    assert re.search(rf"of-{older} +│ +1 │ +0 │ +40", shown)
+    location = Path(served.log.describe_lake(f"of-{older}").location)
+    away = location.rename(location.with_name("away"))
+    location.write_text("a file")
+    try:
+        shown = here("topic", "describe", older)
+        assert (shown.code, f"lake of-{older}: [LAKE_UNAVAILABLE]" in shown.out) == (0, True)
+    finally:
+        location.unlink()
+        away.rename(location)
 
 
 def test_columns_filters_and_counts(here, older):
