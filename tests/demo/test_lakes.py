@@ -47,6 +47,13 @@ def commands() -> dict[str, list[str]]:
     }
 
 
+def test_unit_may_write_the_folders_of_the_docs() -> None:
+    found, page = unit(), (ROOT / "docs" / "how-to" / "tables.md").read_text()
+    assert found["ProtectSystem"] == "strict"
+    folders = [f"/var/lib/{found['StateDirectory']}", found["ReadWritePaths"].removeprefix("-")]
+    assert " and ".join(f"`{each}`" for each in folders) in page
+
+
 @pytest.mark.slow
 @pytest.mark.quick("compose")
 @pytest.mark.parametrize("of", commands())
