@@ -50,6 +50,7 @@ from spark_stream.lake.steps import (
     FindCut,
     NewMark,
     Now,
+    ReadVersion,
     Script,
     TopicState,
     WriteCheckpoint,
@@ -87,6 +88,8 @@ class Lake:
     tables: dict[str, Table] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)
     """Further properties of new tables."""
+    recorded: Mapping[str, Offsets] = field(default_factory=dict)
+    """By topic id, the offsets that workers have read back. They are older than each round."""
     checkpoint_every: int = 10
     """The number of versions between two checkpoints of a table."""
 
@@ -159,8 +162,14 @@ def _open_tables(lake: Lake, topics: Mapping[str, TopicState]) -> Script[None]:
 
 
 def _open_table(lake: Lake, table: Table, of: str, schema: pa.Schema) -> Script[None]:
+    before = table.version
     yield from catch_up(table)
+    is_same = before >= 0 and table.version == before
+    if is_same and (yield from ReadVersion(table.at, before)) is None:
+        raise _missing(table, f"version {before} was there before")
     if table.version < 0:
+        if recorded := _recorded_of(lake, of):
+            raise _missing(table, f"the brokers recorded its offsets {recorded}")
         mark, now_ms = (yield from NewMark()), (yield from Now())
         configuration = {CLUSTER: lake.cluster, TOPIC_ID: of, LAKE: lake.id} | lake.properties
         actions = first_actions(table.at, schema, mark, configuration, now_ms)
@@ -168,30 +177,49 @@ def _open_table(lake: Lake, table: Table, of: str, schema: pa.Schema) -> Script[
     table.check(lake.cluster, of)
 
 
+def _recorded_of(lake: Lake, of: str) -> Offsets:
+    """Return the recorded offsets of a topic, or of any topic for the table of cuts."""
+    tables = lake.recorded.values() if of == lake.id else [lake.recorded.get(of, {})]
+    return next((each for each in tables if any(each.values())), {})
+
+
+def _missing(table: Table, reason: str) -> LakeStopped:
+    return LakeStopped(
+        f"the table {table.at} is not in the location of the lake: {reason}",
+        hint="Mount or restore the location, and start the worker again. If the files are lost,"
+        " drop the lake and create one at another location: it copies the records of the log.",
+        table=table.at,
+    )
+
+
 # -- offsets --------------------------------------------------------------------------------------
 
 
 def _starts(lake: Lake, topic: TopicState) -> dict[int, int | None]:
-    """Return the table's offset of each partition, and check it against log and cuts."""
+    """Return the table's offset of each partition, and check it against records and log.
+
+    The log comes last: after the restore of an older copy its start is no fault of retention.
+    """
     table, starts = lake.tables[topic.name], {}
+    brokers = lake.recorded.get(topic.id, {})
     for partition, log_start in topic.log_starts.items():
         at = table.offset(topic.id, partition)
         starts[partition] = at
+        recorded = max(brokers.get(partition, 0), lake.cuts.offset(topic.id, partition) or 0)
+        if (at or 0) < recorded:
+            has = "has no offset" if at is None else f"ends at offset {at}"
+            raise LakeStopped(
+                f"the table {table.at} {has} of partition {partition}, before the last recorded"
+                f" offset ({recorded}): an older copy of it was restored",
+                hint="Restore the newer copy, or create a lake at another location.",
+                table=table.at,
+                partition=partition,
+            )
         if at is not None and at < log_start:
             raise LakeStopped(
                 f"the table {table.at} ends at offset {at} of partition {partition}, and the log"
                 f" starts at {log_start}: retention removed records that the table lacks",
                 hint="Create a lake at another location, and give the topic a longer retention.",
-                table=table.at,
-                partition=partition,
-            )
-        recorded = lake.cuts.offset(topic.id, partition)
-        if recorded is not None and (at is None or at < recorded):
-            has = "has no offset" if at is None else f"ends at offset {at}"
-            raise LakeStopped(
-                f"the table {table.at} {has} of partition {partition}, before the last recorded cut"
-                f" ({recorded}): an older copy of it was restored",
-                hint="Restore the newer copy, or create a lake at another location.",
                 table=table.at,
                 partition=partition,
             )

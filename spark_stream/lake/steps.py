@@ -35,6 +35,17 @@ class PutVersion(Step[bool]):
     actions: list[Action]
 
 
+class SyncTable(Step[list[str]]):
+    """The fsync of a table's folders. Answered with the paths that do not exist.
+
+    ``paths``: relative to the table, percent-encoded. So the versions that were read, perhaps those
+    of another worker, exist also after a loss of power.
+    """
+
+    table: str
+    paths: list[str]
+
+
 class ReadCheckpoint(Step[Table | None]):
     """The state of a table from a checkpoint of isolog, or None if it does not exist.
 

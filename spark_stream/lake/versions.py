@@ -18,7 +18,14 @@ from typing import Final
 from spark_stream.errors import LakeStopped, LakeUnavailable
 from spark_stream.lake.delta.actions import Action
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.steps import PutVersion, ReadCheckpoint, ReadFloor, ReadVersion, Script
+from spark_stream.lake.steps import (
+    PutVersion,
+    ReadCheckpoint,
+    ReadFloor,
+    ReadVersion,
+    Script,
+    SyncTable,
+)
 
 
 def catch_up(table: Table) -> Script[None]:
@@ -76,3 +83,28 @@ def _put(table: Table, actions: list[Action]) -> Script[None]:
             raise
     else:
         yield from catch_up(table)
+
+
+def confirm(table: Table) -> Script[None]:
+    """Check that the files of the new versions exist, and make these versions durable.
+
+    A worker that was suspended for a day may have put a version whose files were cleaned up as
+    orphans. Nobody relies on an offset of a table before this check.
+
+    Raises:
+        LakeStopped: A file is missing.
+    """
+    while table.confirmed != table.version:
+        lost = yield from SyncTable(table.at, sorted(table.unconfirmed))
+        if not lost:
+            table.confirmed, table.unconfirmed = table.version, set()
+            return
+        yield from catch_up(table)  # others may have merged these files, and removed them
+        if any(each in table.unconfirmed for each in lost):
+            raise LakeStopped(
+                f"the table {table.at} has files that were removed, the first one {lost[0]}",
+                hint="Restore them. If they were removed by `isolog lake clean` during the"
+                " suspension of a worker, the log has their records: drop the lake, and create one"
+                " at another location.",
+                table=table.at,
+            )

@@ -41,7 +41,7 @@ from spark_stream.lake.reading import read_rows
 from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
 from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
-from spark_stream.lake.storage.snapshots import delete_files, put_floor, read_step
+from spark_stream.lake.storage.snapshots import delete_files, put_floor, read_step, sync_table
 from spark_stream.lake.storage.stores import LakeStore
 from spark_stream.lake_worker.counts import WorkerCounts
 from spark_stream.schema.schemas import is_default
@@ -95,6 +95,8 @@ class Driver:
                 return self._describe()
             case steps.FindCut(lower):
                 return self._find_cut(lower)
+            case steps.SyncTable(table, paths):
+                return sync_table(self._store, table, paths)
             case steps.PutFloor(table, floor):
                 return put_floor(self._store, table, floor)
             case steps.DeleteFiles(table, paths):

@@ -28,6 +28,7 @@ from spark_stream.lake.merging import merge_table, range_of_cuts
 from spark_stream.lake.retention import trim_cuts, trim_table
 from spark_stream.lake.rounds import Lake, run_round
 from spark_stream.lake.storage.stores import LakeStore, open_store
+from spark_stream.lake.versions import confirm
 from spark_stream.lake_worker.counts import WorkerCounts
 from spark_stream.lake_worker.driver import ROUND_BYTES, Driver
 from spark_stream.lake_worker.iceberg import IcebergTables
@@ -215,12 +216,16 @@ class LakeWorker:
         )
 
     def _check(self) -> None:
-        """Raise UnknownLake if the lake was dropped, also if there is another one of the name."""
+        """Read the recorded offsets, which a round then finds in the tables.
+
+        Raise UnknownLake if the lake was dropped, also if there is another one of the name.
+        """
         found = self._log.describe_lake(self._lake.name)
         if found.id != self._lake.id:
             raise UnknownLake(f"the lake {found.name!r} was dropped", lake=found.name)
         if found.omitted:
             raise _omitted(found.name)
+        self._tables.recorded = {each.id: each.tiered for each in found.topics}
 
     def _note_deleted(self) -> None:
         """Log a topic that was deleted, once. Its table stays, and the others continue."""
@@ -264,6 +269,8 @@ class LakeWorker:
 
         Also without progress from time to time, so that an absent worker shows.
         """
+        for table in self._tables.tables.values():
+            self._driver.run(confirm(table))
         found: dict[str, dict[int, int]] = {}
         for name, topic in self._driver.topics.items():
             table = self._tables.tables[name]

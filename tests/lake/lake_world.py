@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from spark_stream.errors import LakeStopped, LakeUnavailable
-from spark_stream.lake import expiry, merging, retention, rounds, steps
+from spark_stream.lake import expiry, merging, retention, rounds, steps, versions
 from spark_stream.lake.delta.actions import Action, AddFile, CommitInfo, RemoveFile, Txn
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.lake.delta.table import Table, application
@@ -236,12 +236,21 @@ class LakeWorld:
                 return
             self.merged += bool((yield from self._drive(script)))
             return
+        lake.recorded = self._recorded()
         done = yield from self._drive(rounds.run_round(lake))
         self.rounds += 1
         self.outdated += not done
+        for table in lake.tables.values():
+            yield from self._drive(versions.confirm(table))
         for name in TOPICS:
             for partition, at in lake.tables[name].offsets(f"{name}-1").items():
                 self._note_tiered(name, partition, at)
+
+    def _recorded(self) -> dict[str, dict[int, int]]:
+        found: dict[str, dict[int, int]] = {}
+        for (name, partition), at in self.tiered.items():
+            found.setdefault(f"{name}-1", {})[partition] = at
+        return found
 
     def _note_tiered(self, name: str, partition: int, at: int) -> None:
         """Record an offset that a worker read back, as local retention relies on it."""
@@ -282,6 +291,8 @@ class LakeWorld:
                 return None if found is None else found[0]
             case steps.ReadCheckpoint(table, version):
                 return self._checkpoint(table, version)
+            case steps.SyncTable(_, paths):
+                return [each for each in paths if each in self.deleted]
             case steps.ReadFloor(table):
                 return self.floors.get(table, 0)
             case steps.PutFloor(table, floor):
@@ -580,6 +591,7 @@ class LakeWorld:
         self.faults = Faults(0, 0, 0, 0, 0)
         self.late.clear()
         lake = self._new_lake()
+        lake.recorded = self._recorded()
         for _ in range(3):
             for _ in self._drive(rounds.run_round(lake)):
                 pass

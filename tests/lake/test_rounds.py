@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.errors import LakeStopped
+from spark_stream.lake.rounds import CUTS, run_round
+from spark_stream.lake.versions import confirm
 from tests.lake.lake_world import TOPICS, Faults, LakeWorld
 
 RUNS = 150
 
 
-def simulate(seed: int, *, events: int = 2000, workers: int = 2) -> LakeWorld:
+def simulate(seed: int, *, events: int = 2400, workers: int = 2) -> LakeWorld:
     """Interleave writers, workers and faults. Check each version, and the end."""
     world = LakeWorld(seed, workers)
     world.put_hook = lambda table: world.check_table(table) if table in TOPICS else None
@@ -97,6 +99,61 @@ def test_an_older_copy_of_a_table_stops_the_worker() -> None:
     world.copy_back("orders", len(world.versions["orders"]) - 2)
     with pytest.raises(LakeStopped, match="an older copy of it was restored"):
         world.finish()
+
+
+def world_with_recorded_offsets() -> LakeWorld:
+    world = settled_world()
+    world.tiered = {("orders", 0): 12, ("orders", 1): 0, ("audit", 0): 6}
+    return world
+
+
+def test_an_older_copy_below_the_log_start_is_no_fault_of_retention() -> None:
+    world = world_with_recorded_offsets()
+    world.remove_local_records()
+    for name in (*TOPICS, CUTS):
+        world.copy_back(name, len(world.versions[name]) - 2)
+    with pytest.raises(LakeStopped, match=r"recorded offset \((12|6)\): an older copy"):
+        world.finish()
+
+
+@pytest.mark.parametrize("lost", [(*TOPICS, CUTS), ("orders",), (CUTS,)])
+def test_a_location_without_the_recorded_tables_stops_a_new_worker(lost: tuple[str, ...]) -> None:
+    world = world_with_recorded_offsets()
+    for name in lost:
+        world.copy_back(name, 0)
+    with pytest.raises(LakeStopped, match="is not in the location of the lake") as error:
+        world.finish()
+    assert "Mount or restore the location" in str(error.value)
+    assert not any(world.versions[name] for name in lost)
+
+
+def test_a_table_that_disappears_stops_a_running_worker() -> None:
+    world = settled_world()
+    lake = world._new_lake()
+    for _ in world._drive(run_round(lake)):
+        pass
+    for name in (*TOPICS, CUTS):
+        world.copy_back(name, 0)
+    with pytest.raises(LakeStopped, match="was there before"):
+        for _ in world._drive(run_round(lake)):
+            pass
+
+
+def test_no_offset_is_recorded_beyond_files_that_were_removed() -> None:
+    world = settled_world()
+    table = world.table("orders")
+    for _ in world._drive(confirm(table)):
+        pass
+    world.log.begin()
+    world.log.append(6, ("orders", 0), 5)
+    world.finish()
+    changed = world.table("orders")
+    world.deleted |= changed.files.keys() - table.files.keys()
+    for version in range(table.version + 1, changed.version + 1):
+        table.apply(version, world.versions["orders"][version])
+    with pytest.raises(LakeStopped, match="has files that were removed"):
+        for _ in world._drive(confirm(table)):
+            pass
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])

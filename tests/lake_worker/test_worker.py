@@ -287,3 +287,47 @@ def test_a_full_disk_is_reported_and_no_row_is_lost(log, tmp_path):
         assert not list(place.rglob(".isolog-*"))
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_an_unmounted_location_stops_the_worker_and_stays_empty(log, tmp_path, is_running):
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 100)
+    log.create_lake("l", "t", tmp_path / "lake")
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    (tmp_path / "lake").rename(tmp_path / "elsewhere")
+    (tmp_path / "lake").mkdir()  # the place of the disk
+    append(log, "t", 100, 10)
+    if not is_running:
+        worker = isolog.LakeWorker(log, "l")
+    with pytest.raises(LakeStopped, match="is not in the location of the lake"):
+        worker.run_once()
+    assert log.describe_lake("l").topics[0].tiered == {0: 100}
+    assert "is not in the location" in log.describe_lake("l").stopped
+    assert not list((tmp_path / "lake").iterdir())
+    (tmp_path / "lake").rmdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "lake")
+    isolog.LakeWorker(log, "l").run_once()
+    assert check(log, tmp_path / "lake", "t").num_rows == 110
+    assert log.describe_lake("l").stopped == ""
+
+
+def test_files_that_were_cleaned_up_before_their_version_are_not_relied_upon(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 100)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    put = worker._driver._put
+
+    def suspended_put(path: str, data: bytes) -> bool:
+        for each in (tmp_path / "t").glob("*.parquet"):
+            each.unlink()
+        return put(path, data)
+
+    worker._driver._put = suspended_put
+    with pytest.raises(LakeStopped, match="has files that were removed"):
+        worker.run_once()
+    with pytest.raises(LakeStopped, match="has files that were removed"):
+        isolog.LakeWorker(log, "l").run_once()
+    assert not any(log.describe_lake("l").topics[0].tiered.values())

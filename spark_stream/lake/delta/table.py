@@ -75,6 +75,10 @@ class Table:
     """The last version that this state took from a checkpoint, or wrote as one."""
     checked: int = -1
     """The last version that was certainly not read from the place of an expired one."""
+    confirmed: int = -1
+    """The last version that is durable, with files that exist."""
+    unconfirmed: set[str] = field(default_factory=set)
+    """The files of the versions after it."""
 
     def apply(self, version: int, actions: Iterable[Action]) -> None:
         """Apply the next version."""
@@ -110,9 +114,11 @@ class Table:
             self.txns[action.txn.app_id] = action.txn
         if action.remove is not None:
             self.files.pop(action.remove.path, None)
+            self.unconfirmed.discard(action.remove.path)
             self.removed[action.remove.path] = action.remove
         if action.add is not None:
             self.files[action.add.path] = action.add
+            self.unconfirmed.add(action.add.path)
             self.removed.pop(action.add.path, None)
 
     def _reason_to_stop(

@@ -155,6 +155,18 @@ class ObjectStore:
         except self._failed as error:
             raise self._unavailable(error) from None
 
+    def exists(self, path: str, /) -> bool:
+        try:
+            self._obstore.head(self._store, path)
+        except FileNotFoundError:
+            return False
+        except self._failed as error:
+            raise self._unavailable(error) from None
+        return True
+
+    def sync(self, folder: str, /) -> None:
+        """Do nothing: an object that is listed is durable."""
+
     def delete(self, path: str, /) -> None:
         try:
             with suppress(FileNotFoundError):

@@ -7,7 +7,7 @@ valid, and is never removed. So a smaller one that is written late does not move
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -149,6 +149,23 @@ def _floors(store: LakeStore, name: str) -> list[int]:
 
 def _floor_path(name: str, floor: int) -> str:
     return f"{name}/{FLOORS}/{floor:020d}"
+
+
+_LISTED_MIN: Final = 100
+
+
+def sync_table(store: LakeStore, name: str, paths: Sequence[str]) -> list[str]:
+    """Make the folders of a table durable. Return those of the paths that do not exist.
+
+    Raises:
+        LakeUnavailable: The location did not answer.
+    """
+    store.sync(f"{name}/{LOG}")
+    store.sync(name)
+    if len(paths) < _LISTED_MIN:
+        return [each for each in paths if not store.exists(f"{name}/{unquote(each)}")]
+    have = {each.path for each in store.list(f"{name}/")}
+    return [each for each in paths if f"{name}/{unquote(each)}" not in have]
 
 
 def delete_files(store: LakeStore, name: str, paths: Iterable[str]) -> None:

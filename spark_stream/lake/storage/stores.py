@@ -64,6 +64,14 @@ class LakeStore(Protocol):
         """Delete a file, if it exists."""
         ...
 
+    def exists(self, path: str, /) -> bool:
+        """Return whether there is a file."""
+        ...
+
+    def sync(self, folder: str, /) -> None:
+        """Make the files that a folder lists durable, also those of other writers."""
+        ...
+
     def open_read(self, path: str, /) -> pa.NativeFile:
         """Open a file. Raise FileNotFoundError if it does not exist."""
         ...
@@ -118,10 +126,15 @@ def check_store(store: LakeStore) -> None:
 
 
 class LocalStore:
-    """The files below a local folder."""
+    """The files below a local folder.
+
+    A folder of this store is created once. If it disappears, such as with the disk that it is on, a
+    write into it fails: a new folder would hide files below the place of the disk.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._folders = set[Path]()
 
     def read(self, path: str, /) -> bytes | None:
         try:
@@ -195,12 +208,29 @@ class LocalStore:
         except OSError as error:
             raise _unavailable(self._root, error) from None
 
+    def exists(self, path: str, /) -> bool:
+        try:
+            (self._root / path).stat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _unavailable(self._root, error) from None
+        return True
+
+    def sync(self, folder: str, /) -> None:
+        try:
+            _sync_folder(self._root / folder)
+        except OSError as error:
+            raise _unavailable(self._root, error) from None
+
     def open_read(self, path: str, /) -> pa.NativeFile:
         return pa.OSFile(str(self._root / path))
 
     @contextmanager
     def _temporary(self, final: Path) -> Iterator[tuple[Path, BinaryIO]]:
-        _make_folder(final.parent)
+        if final.parent not in self._folders:
+            _make_folder(final.parent)
+            self._folders.add(final.parent)
         temporary = final.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
             with temporary.open("xb") as file:
