@@ -397,6 +397,16 @@ class LakeUnavailable(IsologError):
     hint = "Check the location and its network."
 
 
+class LakeIncomplete(IsologError):
+    """A table of a lake is missing, or lacks records that its worker has copied."""
+
+    code = "LAKE_INCOMPLETE"
+    hint = (
+        "Mount or restore the location. To skip removed records, start at a later offset, or read"
+        " with lake=never (--lake never)."
+    )
+
+
 class LakeExists(IsologError):
     """A lake of this name exists already."""
 

@@ -203,6 +203,22 @@ Isolation = Annotated[
 ]
 
 
+class Older(StrEnum):
+    """Sources of records that retention has removed from the log."""
+
+    AUTO = "auto"
+    NEVER = "never"
+
+
+FromLake = Annotated[
+    Older,
+    typer.Option(
+        "--lake",
+        help="Read removed records from the table of a lake (auto), or skip them (never).",
+    ),
+]
+
+
 class Listing(StrEnum):
     """Output formats of descriptions."""
 

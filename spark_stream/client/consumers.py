@@ -178,7 +178,8 @@ class ConsumersClient:
         if isinstance(to, int | Mapping):
             bounds = self._topics.offsets(topic)
             first, last = bounds.log_start_offsets, bounds.offsets
-            first = self._tables.first_offsets(self._topics.known(topic), first)
+            below = {number: at for number, at in first.items() if offsets[number] < at}
+            first = first | self._tables.first_offsets(self._topics.known(topic), below)
             offsets = {
                 number: max(first[number], min(offset, last[number]))
                 for number, offset in offsets.items()

@@ -3,12 +3,16 @@
 A reader below the log start continues in a table of the topic's lake, and returns to the log at its
 start. Tables have committed records only, so below the log start each isolation level returns
 these. Filters are applied here.
+
+**A missing table is an error.** Brokers have the offset that a worker has read back from its table
+(``TopicLake.tiered``). A table that ends before it is missing, or an older copy. A reader that
+needs the missing records raises LakeIncomplete, and never skips them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -21,7 +25,7 @@ from spark_stream.client.topics import Key, Place, TopicsClient, resolve
 from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import TopicLake
-from spark_stream.errors import InvalidOption, LakeUnavailable
+from spark_stream.errors import InvalidOption, LakeIncomplete, LakeUnavailable
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import (
     Coverage,
@@ -104,6 +108,27 @@ class OpenTable:
             if table.version != self.table.version:
                 self.table = table
 
+    def check_has(self, topic: TopicDescription, partition: int, offset: int) -> None:
+        """Check that the table has an offset, if its worker has copied it.
+
+        Raises:
+            LakeIncomplete: The table is missing, or is an older copy that ends before the offset.
+        """
+        reached = self.lake.tiered.get(partition, 0)
+        covered = coverage(self.table, topic.id, partition)
+        end = 0 if covered is None else covered.end
+        if end <= offset < reached:
+            fault = "is missing" if self.table.metadata is None else "is an older copy"
+            raise LakeIncomplete(
+                f"the table {topic.name!r} of the lake {self.lake.name!r} {fault} at"
+                f" {self.lake.location}: it ends at offset {end} of partition {partition}, and its"
+                f" worker has copied the records below offset {reached}",
+                table=topic.name,
+                location=self.lake.location,
+                partition=partition,
+                offset=end,
+            )
+
 
 def open_table(lake: TopicLake, name: str) -> OpenTable:
     """Open the table of a topic, at its last version."""
@@ -118,10 +143,6 @@ def copied(table: Table) -> Table:
     )
 
 
-Opener = Callable[[TopicLake, str], OpenTable]
-"""A function that opens the table of a lake and a topic."""
-
-
 class Covered(Struct, frozen=True):
     """A table that has the records of a partition from an offset on."""
 
@@ -134,15 +155,13 @@ class LakeTables:
 
     Raises, in all methods:
         LakeUnavailable: The location of a lake did not answer.
+        LakeIncomplete: A table is missing, or lacks records that its worker has copied.
         LakeStopped: A table is not complete, or another topic's.
     """
 
-    def __init__(
-        self, connection: ClusterConnection, topics: TopicsClient, opener: Opener | None = None
-    ) -> None:
+    def __init__(self, connection: ClusterConnection, topics: TopicsClient) -> None:
         self._connection = connection
         self._topics = topics
-        self._open = opener or open_table
         self._lock = new_lock()
         self._tables: dict[tuple[str, str], OpenTable] = {}
 
@@ -159,9 +178,10 @@ class LakeTables:
     def _opened(self, lake: TopicLake, name: str, of: str, *, fresh: bool) -> OpenTable:
         opened = self._tables.get((lake.id, of))
         if opened is None:
-            opened = self._open(lake, name)
+            opened = open_table(lake, name)
             with self._lock:
                 return self._tables.setdefault((lake.id, of), opened)
+        opened.lake = lake  # a later description has later offsets
         if fresh:
             opened.catch_up()
         return opened
@@ -174,14 +194,17 @@ class LakeTables:
                 topic = self._topics.describe(name)
             if topic.id != topic_id:
                 continue
+            tables = self.of_topic(topic, fresh=fresh)
             found = [
                 Covered(each, covered)
-                for each in self.of_topic(topic, fresh=fresh)
+                for each in tables
                 if (covered := coverage(each.table, topic_id, partition)) is not None
                 and covered.first <= offset < covered.end
             ]
             if found:
                 return max(found, key=lambda each: each.offsets.end)
+            for each in tables if fresh else ():
+                each.check_has(topic, partition, offset)
         return None
 
     def read(
@@ -210,12 +233,17 @@ class LakeTables:
     def covered(self, topic: TopicDescription) -> dict[int, Covered]:
         """Return the table with the most offsets of each partition, at its last version."""
         found: dict[int, Covered] = {}
-        for opened in self.of_topic(topic, fresh=True):
+        tables = self.of_topic(topic, fresh=True)
+        for opened in tables:
             for each in topic.partitions:
                 here = coverage(opened.table, topic.id, each.partition)
                 known = found.get(each.partition)
                 if here is not None and (known is None or known.offsets.end < here.end):
                     found[each.partition] = Covered(opened, here)
+        for opened in tables:
+            for number, reached in opened.lake.tiered.items():
+                if reached > (found[number].offsets.end if number in found else 0):
+                    opened.check_has(topic, number, reached - 1)
         return found
 
     def place_in_table(self, topic: TopicDescription, place: Place, default: int) -> dict[int, int]:
@@ -240,8 +268,8 @@ class LakeTables:
         """Return the first offset of each partition of the table that is not older than a time."""
         found = {}
         for number, each in self.covered(topic).items():
-            first, end, opened = each.offsets.first, each.offsets.end, each.opened
-            at = first_at(opened.files, opened.table, number, time_us, first, end)
+            end = each.offsets.end
+            at = _first_at(each, number, time_us, end)
             found[number] = end if at is None else at
         return found
 
@@ -283,7 +311,7 @@ class LakeTables:
     ) -> dict[int, int]:
         """Return the first offset of each partition in the table, or in the log if that is less.
 
-        A table that ends before the log starts does not count.
+        A table that ends before the log starts does not count, if its worker got no further.
         """
         return {
             number: min([log_start, *(each.offsets.first for each in found)])
@@ -296,8 +324,8 @@ class LakeTables:
         """Return the first offset below the log start that is not older, where there is one."""
         found: dict[int, int] = {}
         for number, log_start, tables in self._before(topic, log_starts):
-            for opened, covered in ((each.opened, each.offsets) for each in tables):
-                at = first_at(opened.files, opened.table, number, time_us, covered.first, log_start)
+            for each in tables:
+                at = _first_at(each, number, time_us, log_start)
                 if at is not None:
                     found[number] = min(at, found.get(number, at))
         return found
@@ -320,7 +348,13 @@ class LakeTables:
             }
             if fresh or all(found.values()) or not tables:
                 break
-            tables = self.of_topic(topic, fresh=True)
+            now = self._topics.describe(topic.name)
+            if now.id != topic.id:
+                break
+            topic, tables = now, self.of_topic(now, fresh=True)
+        for number, log_start in removed.items():
+            for each in () if found[number] else tables:
+                each.check_has(topic, number, log_start - 1)
         for number, log_start in log_starts.items():
             yield number, log_start, found.get(number, [])
 
@@ -338,8 +372,39 @@ class LakeTables:
         starts = self._topics.offsets(name, at=EARLIEST, isolation=isolation).offsets
         if isinstance(place, datetime):
             return found | self.first_at(topic, to_microseconds(place), starts)
-        firsts = self.first_offsets(topic, starts)
-        return found | {number: firsts[number] for number in earliest}
+        return found | self.first_offsets(topic, {number: starts[number] for number in earliest})
+
+
+def _first_at(covered: Covered, partition: int, time_us: int, end: int) -> int | None:
+    """Return the first offset of the table below ``end`` that is not older than a time."""
+    opened, first = covered.opened, covered.offsets.first
+    for _ in range(_READS_MAX):
+        try:
+            return first_at(opened.files, opened.table, partition, time_us, first, end)
+        except FileNotFoundError:  # it was merged and removed
+            opened.catch_up()
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(opened, error) from None
+    raise _without_files(opened, partition, first)
+
+
+def _unreadable(opened: OpenTable, error: Exception) -> LakeUnavailable:
+    return LakeUnavailable(
+        f"a file of the table {opened.table.at} cannot be read: {error}",
+        hint="Check the permissions of the files, and restore a damaged one.",
+        table=opened.table.at,
+    )
+
+
+def _without_files(opened: OpenTable, partition: int, offset: int) -> LakeIncomplete:
+    return LakeIncomplete(
+        f"files of the table {opened.table.at!r} at {opened.lake.location} are missing at offset"
+        f" {offset} of partition {partition}",
+        table=opened.table.at,
+        location=opened.lake.location,
+        partition=partition,
+        offset=offset,
+    )
 
 
 def _named_earliest(place: Place, found: Mapping[int, int], default: str) -> set[int]:
@@ -380,20 +445,11 @@ class _Rows(Struct):
                 covered = found
                 continue
             except (OSError, pa.ArrowException) as error:
-                raise LakeUnavailable(
-                    f"a file of the table {opened.table.at} cannot be read: {error}",
-                    hint="Check the permissions of the files, and restore a damaged one.",
-                    table=opened.table.at,
-                ) from None
+                raise _unreadable(opened, error) from None
             if position < end:
                 yield end, empty_batch(self._schema([*self.columns, OFFSET.name]))
             return
-        raise LakeUnavailable(
-            f"files of the table {covered.opened.table.at} are missing at offset {position} of"
-            f" partition {self.partition}",
-            hint="Somebody removed files that the table names. Restore them.",
-            table=covered.opened.table.at,
-        )
+        raise _without_files(covered.opened, self.partition, position)
 
     def _needed(self) -> list[str]:
         names = [] if self.filter is None else self.filter.names

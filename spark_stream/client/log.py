@@ -822,6 +822,7 @@ class Log(ProcessBound):
             UnknownPartition: A topic has no such partition.
             OffsetEvicted: Records of the range were removed. A read from ``"earliest"`` starts at
                 the first remaining record instead.
+            LakeIncomplete: A table that has records of the range is missing, or an older copy.
             OffsetOutOfRange: An offset is above the end of the log.
             SchemaMismatch: The topic has no such column.
             InvalidFilter: The filter does not fit the columns of the topic.

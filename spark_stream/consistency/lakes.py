@@ -85,11 +85,14 @@ class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
         name: The name.
         id: The id.
         location: The folder with the topic's table.
+        tiered: By partition, the offset that the worker has read back from the table. A table that
+            ends before it is an older copy.
     """
 
     name: Name
     id: LakeId
     location: str
+    tiered: dict[PartitionField, OffsetField] = field(default_factory=dict)
 
 
 def advanced(

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import isolog
-from isolog.errors import InvalidOption, LakeStopped, LakeUnavailable, OffsetEvicted
+from isolog.errors import InvalidOption, LakeIncomplete, LakeStopped, OffsetEvicted
 from spark_stream.client import lake_tables
 from tests.lake.local_lake import LocalLake
 
@@ -292,7 +292,7 @@ def test_a_table_that_cannot_be_read_is_an_error(lake: Lake) -> None:
     lake.trim(360, 360, 360)
     for path in (lake.local.folder.root / lake.topic).glob("*.parquet"):
         path.unlink()
-    with pytest.raises(LakeUnavailable, match="missing at offset 0"):
+    with pytest.raises(LakeIncomplete, match="missing at offset 0"):
         lake.log.read(lake.topic)
 
 

@@ -17,8 +17,10 @@ from msgspec import Struct
 
 from spark_stream.cli.options import (
     Bootstrap,
+    FromLake,
     Isolation,
     LogPath,
+    Older,
     Shape,
     Topic,
     connection,
@@ -97,6 +99,7 @@ def consume(
             rich_help_panel=_WHICH,
         ),
     ] = None,
+    lake: FromLake = Older.AUTO,
     follow: Annotated[
         bool,
         typer.Option(
@@ -167,7 +170,8 @@ def consume(
         names = _columns(topic, schema, shape, template, columns, metadata)
         view = View.of(topic, schema, names, filter=filter_)
         wanted = RangeRequest(topic, chosen, tuple(partition or ()), first, last, follow)
-        spans = wanted.spans(topics, view, LakeTables(opened, topics))
+        tables = None if lake is Older.NEVER else LakeTables(opened, topics)
+        spans = wanted.spans(topics, view, tables)
         batches = followed(spans, _check_reader) if follow else bounded(spans)
         batches = _watched(_first(batches, max_records), topic, _count(spans, max_records))
         with standard_output() as sink:
@@ -311,7 +315,7 @@ class RangeRequest(Struct, frozen=True):
     end: Place | None
     follow: bool
 
-    def spans(self, topics: TopicsClient, view: View, tables: LakeTables) -> list[Span]:
+    def spans(self, topics: TopicsClient, view: View, tables: LakeTables | None) -> list[Span]:
         """Return the current offsets of the range in each partition.
 
         ``tables``: the source of records below the log start.
@@ -343,13 +347,19 @@ class RangeRequest(Struct, frozen=True):
         ]
 
     def _resolved(
-        self, topics: TopicsClient, tables: LakeTables, position: Place
+        self, topics: TopicsClient, tables: LakeTables | None, position: Place
     ) -> Mapping[int, int]:
+        from spark_stream.client.topics import resolve_with_lineages
+
         if not isinstance(position, int) or position >= 0:
-            return tables.resolve(self.topic, position, self.isolation, "earliest")
+            return resolve_with_lineages(topics, self.topic, position, self.isolation, tables)[0]
         last = topics.offsets(self.topic, isolation=self.isolation)
-        first = tables.first_offsets(topics.known(self.topic), last.log_start_offsets)
-        return {number: max(first[number], at + position) for number, at in last.offsets.items()}
+        wanted = {number: max(0, at + position) for number, at in last.offsets.items()}
+        first = last.log_start_offsets
+        below = {number: at for number, at in first.items() if wanted[number] < at}
+        if tables is not None:
+            first = first | tables.first_offsets(topics.known(self.topic), below)
+        return {number: max(first[number], at) for number, at in wanted.items()}
 
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, Isolation, LogPath, Shape, connection
+from spark_stream.cli.options import (
+    Bootstrap,
+    FromLake,
+    Isolation,
+    LogPath,
+    Older,
+    Shape,
+    connection,
+)
 from spark_stream.cli.terminal import standard_output
 from spark_stream.errors import InvalidOption, InvalidRequest, UnknownTopic
 from spark_stream.extras import install_hint
@@ -63,6 +71,7 @@ def sql(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     isolation: Isolation = "read_committed",
+    lake: FromLake = Older.AUTO,
     output: Annotated[
         ResultShape | None,
         typer.Option(
@@ -92,11 +101,14 @@ def sql(
             f"the format {shape} cannot go to a terminal", hint="Use a file or a pipe."
         )
     with connection(bootstrap, path) as opened:
+        from spark_stream.client.lake_tables import LakeTables
         from spark_stream.client.options import level
         from spark_stream.client.reading.datasets import TopicDatasets
         from spark_stream.client.topics import TopicsClient
 
-        datasets = TopicDatasets(opened, TopicsClient(opened), level(isolation))
+        topics = TopicsClient(opened)
+        tables = None if lake is Older.NEVER else LakeTables(opened, topics)
+        datasets = TopicDatasets(opened, topics, level(isolation), tables)
         with _ended_by_ctrl_c(), duckdb.connect() as database, _plain_errors(duckdb, datasets):
             # Otherwise an unknown table is looked up among the variables of this module.
             database.execute("SET python_enable_replacements = false; SET TimeZone = 'UTC'")

@@ -117,16 +117,10 @@ class Consumer(ProcessBound):
         view = partial(View.of, columns=columns, metadata=metadata, headers=headers, filter=filter)
         self._subscription = Subscription(topics, selection, partitions, view)
         for topic in self._subscription.ids:
-            at, lineages = resolve_with_lineages(
-                topics, topic, start, self._isolation, self._tables
-            )
-            if group is not None:
-                continue  # the start is valid, and the group has the first positions
-            chosen = self._subscription.chosen
-            self._position.update(chosen({(topic, number): each for number, each in at.items()}))
-            self._lineages.update(
-                chosen({(topic, number): each for number, each in lineages.items()})
-            )
+            if group is None:  # a position that is stored under a name needs no table
+                self._start_at(topic, start, tables if name is None else None)
+            else:  # the group has the first positions, and the start has to be valid
+                resolve_with_lineages(topics, topic, start, self._isolation)
         if start == "latest" and self._atomic:
             self._position = self._cut({})
             self._lineages.clear()  # a cut comes without lineages
@@ -145,6 +139,10 @@ class Consumer(ProcessBound):
                 self._lineages,
                 tables,
             )
+            stored = {topic for topic, _ in self._keeper.committed}
+            for topic in self._subscription.ids.keys() - stored:
+                if tables is not None and start != "latest":
+                    self._start_at(topic, start, tables)
         self._began = dict(self._position)
         if group is not None:
             self._keeper = self._member = GroupReader(
@@ -666,6 +664,14 @@ class Consumer(ProcessBound):
             return False  # the group assigns its partitions
         self._take_up(found)
         return bool(found)
+
+    def _start_at(self, topic: str, start: Place, tables: LakeTables | None) -> None:
+        """Move the position in a topic to a place."""
+        found, lineages = resolve_with_lineages(self._topics, topic, start, self._isolation, tables)
+        at = self._subscription.chosen({(topic, number): each for number, each in found.items()})
+        self._position.update(at)
+        for key in at:
+            self._lineages[key] = lineages.get(key[1], NO_LINEAGE)
 
     def _needs_turn(self) -> bool:
         """Return whether a rebalance of the group is due for this consumer."""

@@ -32,13 +32,20 @@ _TOKENS: Final = re.compile(r'"(?:[^"\\]|\\.)*"|\(|\)|[^"()]+')
 
 
 class TopicDatasets:
-    """The topics that a statement reads. All are read up to the same ends, or to one cut."""
+    """The topics that a statement reads. All are read up to the same ends, or to one cut.
+
+    ``tables``: the source of records below the log start.
+    """
 
     def __init__(
-        self, connection: ClusterConnection, topics: TopicsClient, isolation: Isolation
+        self,
+        connection: ClusterConnection,
+        topics: TopicsClient,
+        isolation: Isolation,
+        tables: LakeTables | None,
     ) -> None:
         self.topics = topics
-        self.tables = LakeTables(connection, topics)
+        self.tables = tables
         self.isolation = isolation
         self.error: IsologError | None = None
         """The first error of a scan, which the reader of a stream sees only as a text."""

@@ -200,7 +200,7 @@ def fetched_from_table(source: Source, start: int, end: int) -> Iterator[Fetched
     The last ``next`` is below ``end`` if the table ends before it.
 
     Raises:
-        LakeUnavailable, LakeStopped: The table cannot be read.
+        LakeUnavailable, LakeIncomplete, LakeStopped: The table cannot be read.
     """
     view = source.view
     if source.tables is None:

@@ -107,13 +107,14 @@ class NamedPositions:
     def _start_added(self, stored: Mapping[Key, object]) -> None:
         """Start partitions that are newer than the stored position at their first record."""
         for topic in {topic for topic, _ in stored}:
-            first, _ = resolve_with_lineages(
-                self._topics, topic, "earliest", self._isolation, self._tables
-            )
-            for key in self._subscription.chosen({(topic, number): 0 for number in first}):
-                if key not in stored:
-                    self._position[key] = first[key[1]]
-                    self._lineages.pop(key, None)
+            first, _ = resolve_with_lineages(self._topics, topic, "earliest", self._isolation)
+            added = self._subscription.chosen({(topic, number): 0 for number in first})
+            added = {key: at for key, at in added.items() if key not in stored}
+            if added and self._tables is not None:
+                first = self._tables.resolve(topic, "earliest", self._isolation, "earliest")
+            for key in added:
+                self._position[key] = first[key[1]]
+                self._lineages.pop(key, None)
 
     @property
     def owner(self) -> dict[str, str]:

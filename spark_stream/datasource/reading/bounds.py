@@ -154,7 +154,7 @@ def _offsets(
         if isinstance(at, Moment):
             by_moment[at].append(number)
         elif at == EARLIEST:
-            found[number] = now.partitions[number].log_start_offset
+            found[number] = planner.first_offset(name, number, now)
         elif at == LATEST:
             found[number] = now.partitions[number].offset
         else:

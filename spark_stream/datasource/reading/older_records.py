@@ -7,7 +7,7 @@ leader which records are removed, so a log start may move after the plan.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from spark_stream.datasource.options.query import SourceOptions
 from spark_stream.datasource.spark.session import session
 from spark_stream.datasource.values.limits import Place
 from spark_stream.datasource.values.offsets import Offsets, Range, TopicOffsets, known_offsets
+from spark_stream.errors import LakeIncomplete
 from spark_stream.wire.messages import EARLIEST
 from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets, TopicDescription
 
@@ -31,13 +32,16 @@ from spark_stream.wire.topic_messages import PartitionOffset, PartitionOffsets, 
 class OlderRecords:
     """The tables that one query reads. Without a lake, or with ``lake=never``, it changes nothing.
 
-    It remembers the log starts of the last look-up.
+    It remembers the log starts of the last look-up. A missing table is an error for a query that
+    needs records of it, and for no other one.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._log_starts: dict[Place, int] = {}
         """The log starts of partitions with records in a table that the log has removed."""
+        self._missing: dict[str, LakeIncomplete] = {}
+        """The errors of topics whose first records are in a missing table."""
 
     @property
     def _topics(self) -> TopicsClient:
@@ -52,7 +56,11 @@ class OlderRecords:
     ) -> dict[str, PartitionOffsets]:
         """Return the look-up with the first offsets of tables as log starts.
 
-        With ``lake=only`` the bounds are those of the tables. ``seen``: the query's offsets.
+        With ``lake=only`` the bounds are those of the tables. ``seen``: the query's offsets, its
+        start first.
+
+        Raises:
+            LakeIncomplete: The query has read to an offset that only a missing table has.
         """
         if self._options.lake == NEVER:
             return dict(latest)
@@ -64,7 +72,7 @@ class OlderRecords:
             elif not any(starts.values()):
                 found[name] = at
             else:
-                firsts = self._firsts(name, at.topic_id, starts, seen)
+                firsts = self._firsts(name, at.topic_id, starts, list(seen))
                 self._log_starts |= {
                     (name, n): start for n, start in starts.items() if firsts.get(n, start) < start
                 }
@@ -78,14 +86,37 @@ class OlderRecords:
         return found
 
     def _firsts(
-        self, name: str, topic_id: str, starts: Mapping[int, int], seen: Iterable[Offsets]
+        self, name: str, topic_id: str, starts: Mapping[int, int], seen: Sequence[Offsets]
     ) -> dict[int, int]:
+        """Return the first offsets of partitions in which the query begins below the log start."""
         topic = self._topics.known(name)
-        at = next((each[name].offsets for each in seen if name in each), {})
-        is_below = any(at.get(n, start) < start for n, start in starts.items())
-        if is_below and not topic.lakes:
+        at = known_offsets(seen[0], name, topic_id) if seen else {}
+        below = {
+            n: start
+            for n, start in starts.items()
+            if at.get(n, 0) < start and (n in at or self._options.selection.takes(name, n))
+        }
+        if seen and below and not topic.lakes:
             topic = self._topics.describe(name)  # a lake may be new
-        return self._tables.first_offsets(topic, starts) if topic.id == topic_id else {}
+        if topic.id != topic_id:
+            return {}
+        try:
+            self._missing.pop(name, None)
+            return self._tables.first_offsets(topic, below)
+        except LakeIncomplete as error:
+            if seen:
+                raise
+            self._missing[name] = error
+            return {}
+
+    def check_first(self, name: str) -> None:
+        """Check that the first records of a topic are in the log, or in a table.
+
+        Raises:
+            LakeIncomplete: The table is missing.
+        """
+        if name in self._missing:
+            raise self._missing[name]
 
     def _in_table(self, name: str, at: PartitionOffsets) -> PartitionOffsets:
         covered = self._covered(self._topics.describe(name), at.topic_id)

@@ -467,6 +467,13 @@ class Planner:
         }
         return reached | in_tables
 
+    def first_offset(self, name: str, number: int, now: PartitionOffsets) -> int:
+        """Return the first offset of a partition. Raise LakeIncomplete for a missing table."""
+        found = now.partitions[number].log_start_offset
+        if found:
+            self._older.check_first(name)
+        return found
+
     def offsets_at(self, name: str, time_us: int, numbers: list[int]) -> dict[int, int]:
         """Return the first offset in each partition whose record is not older than a time."""
         return self._older.offsets_at(name, time_us, numbers)
