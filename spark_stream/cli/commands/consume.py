@@ -138,6 +138,8 @@ def consume(
 ) -> None:
     """Print the records of a topic that are visible at the isolation level.
 
+    By default these are also uncommitted records, unlike in isolog sql.
+
     \b
     isolog consume greetings --path data/
     isolog consume greetings --follow --format "{offset} {value}"

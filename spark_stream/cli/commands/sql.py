@@ -39,6 +39,13 @@ _UNKNOWN_TABLE: Final = re.compile(
     r'|No files found that match the pattern "(?P<file>[^"]+)"',
     re.DOTALL,
 )
+_NAME_IN_PARTS: Final = re.compile(
+    r'syntax error at or near "[-.]"|does not exist because schema|Catalog "[^"]*" does not exist'
+)
+"""Errors of DuckDB about a name that is not quoted."""
+_LISTING: Final = re.compile(r"(SHOW|DESCRIBE)(\s+(ALL\s+)?TABLES)?\s*;?", re.IGNORECASE)
+_QUOTED: Final = re.compile(r"""'[^']*'|"[^"]*\"""")
+_QUERIES: Final = ("SELECT", "EXPLAIN")
 _ARROW: Final = frozenset(
     {
         *("boolean", "tinyint", "smallint", "integer", "bigint", "hugeint", "float", "double"),
@@ -48,7 +55,7 @@ _ARROW: Final = frozenset(
     }
 )
 """The types whose values each format can have. Values of others become texts."""
-_QUOTES: Final = 'Put double quotes around a name with dots or dashes: SELECT * FROM "my-topic".'
+_QUOTES: Final = "Put double quotes around a name with dots or dashes, or that is a keyword"
 
 
 class ResultShape(StrEnum):
@@ -86,9 +93,10 @@ def sql(
 
     All topics of a statement are read up to the ends at its start, with
     --isolation read_atomic up to one cut. Removed records are read from the tables of lakes.
-    Needs the extra sql.
+    By default only committed records are read, unlike in isolog consume. Needs the extra sql.
 
     \b
+    isolog sql "SHOW TABLES"
     isolog sql "SELECT carrier, count(*) FROM flights GROUP BY ALL"
     isolog sql 'SELECT * FROM "my-topic" WHERE _offset > 500' -o csv
     isolog sql "FROM flights" -o parquet > flights.parquet
@@ -109,13 +117,16 @@ def sql(
         topics = TopicsClient(opened)
         tables = None if lake is Older.NEVER else LakeTables(opened, topics)
         datasets = TopicDatasets(opened, topics, level(isolation), tables)
-        with _ended_by_ctrl_c(), duckdb.connect() as database, _plain_errors(duckdb, datasets):
+        with (
+            _ended_by_ctrl_c(),
+            duckdb.connect() as database,
+            _plain_errors(duckdb, datasets, statement),
+        ):
             # Otherwise an unknown table is looked up among the variables of this module.
             database.execute("SET python_enable_replacements = false; SET TimeZone = 'UTC'")
             result = _result(duckdb, database, datasets, statement)
-            if result is not None:
-                with standard_output() as sink:
-                    _write(_convertible(result), shape, sink, utf8=datasets.are_default)
+            with standard_output() as sink:
+                _write(_convertible(result), shape, sink, utf8=datasets.are_default)
 
 
 def _duckdb() -> ModuleType:
@@ -142,7 +153,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _plain_errors(duckdb: Any, datasets: TopicDatasets) -> Iterator[None]:
+def _plain_errors(duckdb: Any, datasets: TopicDatasets, statement: str) -> Iterator[None]:
     """Raise errors of the statement, and of the read that it made, as errors of isolog.
 
     Raises:
@@ -159,21 +170,36 @@ def _plain_errors(duckdb: Any, datasets: TopicDatasets) -> Iterator[None]:
             raise datasets.error from None
         message = str(error).partition("\n\nLINE")[0]
         if isinstance(error, duckdb.ProgrammingError):
-            raise InvalidOption(message, hint=_QUOTES) from None
+            raise InvalidOption(message, hint=_hint(datasets, statement, message)) from None
         raise InvalidRequest(message, hint="Change the statement.") from None
 
 
+def _hint(datasets: TopicDatasets, statement: str, message: str) -> str | None:
+    """Return the advice to quote a name, if the error may be about a name without quotes."""
+    plain = _QUOTED.sub(" ", statement)
+    near = re.search(r'at or near "(.+?)"', message)
+    for name in datasets.topics.names():
+        is_word = name.isidentifier()
+        if is_word and (near is None or near[1].lower() != name.lower()):
+            continue
+        if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", plain, re.IGNORECASE):
+            return f'{_QUOTES}: SELECT * FROM "{name}".'
+    return f'{_QUOTES}: SELECT * FROM "my-topic".' if _NAME_IN_PARTS.search(message) else None
+
+
 def _result(duckdb: Any, database: Any, datasets: TopicDatasets, statement: str) -> Any:
-    """Prepare a statement. Each table that DuckDB does not find is looked up as a topic.
+    """Prepare a query. Each table that DuckDB does not find is looked up as a topic.
 
     Raises:
-        InvalidOption: There is more than one statement, whose repetition would have effects.
+        InvalidOption: It is no single query, or names a file that does not exist.
         UnknownTopic: There is no such topic.
     """
-    if len(duckdb.extract_statements(statement)) > 1:
-        raise InvalidOption(
-            "isolog sql runs one statement", hint="Run the command once for each statement."
-        )
+    import pyarrow as pa
+
+    _check_query(duckdb, statement)
+    if _LISTING.fullmatch(statement.strip()):
+        names = pa.array(sorted(datasets.topics.names()), pa.string())
+        return database.from_arrow(pa.table({"name": names}))
     known: set[str] = set()
     while True:
         try:
@@ -184,11 +210,36 @@ def _result(duckdb: Any, database: Any, datasets: TopicDatasets, statement: str)
             if name is None or name in known:
                 raise
             known.add(name)
-            database.register(name, datasets.open(_topic(datasets, name)))
+            topic = _topic(datasets, name, is_file=bool(found and found["file"]))
+            database.register(name, datasets.open(topic))
 
 
-def _topic(datasets: TopicDatasets, name: str) -> str:
-    """Return the topic with this name, also if only the case differs."""
+def _check_query(duckdb: Any, statement: str) -> None:
+    """Raise InvalidOption for anything but one query. The repetition of others has effects."""
+    parts = duckdb.extract_statements(statement)
+    if not parts:
+        raise InvalidOption(
+            "the statement is empty", hint='Write a query, or "SHOW TABLES" to list the topics.'
+        )
+    if sum(bool(each.query.strip()) for each in parts) > 1:  # a PIVOT has two parts without text
+        raise InvalidOption(
+            "isolog sql runs one statement", hint="Run the command once for each statement."
+        )
+    kind = parts[-1].type.name
+    if kind not in _QUERIES:
+        raise InvalidOption(
+            f"isolog sql runs queries, and the statement is a {kind}",
+            hint="Write a SELECT. --output writes its result in a format, such as parquet.",
+        )
+
+
+def _topic(datasets: TopicDatasets, name: str, *, is_file: bool) -> str:
+    """Return the topic with this name, also if only the case differs.
+
+    Raises:
+        InvalidOption: There is no such topic, and DuckDB looked for a file.
+        UnknownTopic: There is no such topic.
+    """
     from spark_stream.schema.schemas import meant
 
     topics = datasets.topics.names()
@@ -197,6 +248,11 @@ def _topic(datasets: TopicDatasets, name: str) -> str:
         return name
     if len(same) == 1:
         return same[0]
+    if is_file:
+        raise InvalidOption(
+            f"there is no file {name!r}, and no topic of this name",
+            hint="Correct the path. It is relative to the folder in which the command runs.",
+        )
     raise UnknownTopic(f"there is no topic {name!r}{meant(name, topics)}", topic=name)
 
 

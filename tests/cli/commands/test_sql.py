@@ -213,21 +213,62 @@ def test_records_with_kafkas_columns_are_texts(here, served):
     ("statement", "code", "message"),
     [
         ("SELECT * FROM lettres", 1, "there is no topic 'lettres'"),
+        ("FROM 'none.parquet'", 2, "there is no file 'none.parquet', and no topic of this name"),
+        ("FROM read_csv('none.csv')", 2, "there is no file 'none.csv'"),
+        ("SELECT * FROM shop.of-orders LIMIT 1", 2, 'SELECT * FROM "shop.of-orders"'),
+        ("SELECT * FROM shop.orders", 2, "Put double quotes around a name"),
+        ("SELECT * FROM order", 2, 'SELECT * FROM "order"'),
         ("SELECT * FROM shop.x.orders", 2, "Put double quotes around a name"),
         ("SELECT * FROM shop.of-orders", 2, "Put double quotes around a name"),
         ("SELECT nope FROM {orders}", 2, 'Referenced column "nope" not found'),
         ("SELECT * FRO {orders}", 2, "syntax error at or near"),
         ("SELECT name::INT FROM {orders}", 1, "Could not convert string 'n0' to INT32"),
-        ("", 0, ""),
+        ("", 2, "the statement is empty"),
+        (" -- nothing", 2, "SHOW TABLES"),
+        ("CREATE TABLE a AS FROM {orders}", 2, "the statement is a CREATE"),
+        ("COPY {orders} TO 'x.csv'", 2, "the statement is a COPY"),
+        ("SET threads = 1", 2, "the statement is a SET"),
         ("SELECT served", 2, "served"),
         ("CREATE TABLE a AS SELECT 1; SELECT * FROM {orders}, a", 2, "runs one statement"),
     ],
 )
-def test_errors_are_one_line(here, orders, statement, code, message):
+def test_errors_are_one_line(here, served, orders, statement, code, message):
+    if "order" not in served.log.topics():
+        served.log.create_topic("order")
     found = here("sql", statement.replace("{orders}", f'"{orders}"'))
     assert (found.code, found.out) == (code, "")
     assert message in found.err
-    assert found.err.count("\n") == (1 if code else 0)
+    assert found.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SELECT nope FROM {orders}", "SELECT * FRO {orders}", "SELECT", "SELECT 1 FROM range('a-b')"],
+)
+def test_only_errors_about_names_advise_quotes(here, orders, statement):
+    assert "quotes" not in here("sql", statement.replace("{orders}", f'"{orders}"')).err
+
+
+@pytest.mark.parametrize("statement", ["SHOW TABLES", "show all tables;", "DESCRIBE", "SHOW"])
+def test_tables_are_the_topics(here, served, orders, statement):
+    found = rows(here("sql", statement))
+    assert [each["name"] for each in found] == sorted(served.log.topics())
+    assert {"name": orders} in found
+
+
+def test_a_topic_is_described(here, orders):
+    found = rows(here("sql", f'DESCRIBE "{orders}"'))
+    shown = {each["column_name"]: each["column_type"] for each in found}
+    assert shown["price"] == "DOUBLE"
+    assert "_offset" in shown
+    found = rows(here("sql", f'SUMMARIZE SELECT id FROM "{orders}"'))
+    assert [each["count"] for each in found] == [30]
+
+
+def test_a_pivot_and_an_explain_are_queries(here, orders):
+    (found,) = rows(here("sql", f'PIVOT (SELECT name, id FROM "{orders}") ON name USING count(id)'))
+    assert sum(found.values()) == 30
+    assert here("sql", f'EXPLAIN FROM "{orders}"').code == 0
 
 
 def test_an_unknown_topic_has_the_nearest_name(here, orders):
