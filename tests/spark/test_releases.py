@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 import isolog
+from tests.conftest import ROOT
 from tests.spark.copies import kill_session
 from tests.spark.moved_driver import COPIED, COUNTED, JOINED, LATEST, LEFT, RIGHT
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
@@ -69,6 +73,25 @@ def is_killed(arguments: Sequence[str], written: Path, reached: Callable[[], boo
         return driver.poll() is None
     finally:
         kill_session(driver)
+
+
+def test_an_environment_with_another_release_is_not_used(tmp_path: Path) -> None:
+    """It is made again, here without an index."""
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "ensure-pyspark", tmp_path / "scripts")
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    folder = tmp_path / ".cache" / "spark-4.0.5"
+    venv.create(folder)
+    package = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)})) / "pyspark"
+    package.mkdir()
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    given |= {"PIP_NO_INDEX": "1", "PYTHON": sys.executable}
+    for release, code in (("4.0.5", 0), ("4.1.4", 1)):
+        (package / "__init__.py").write_text(f"__version__ = {release!r}\n")
+        (folder / ".installed").touch()
+        done = subprocess.run([script, "4.0.5"], env=given, capture_output=True, text=True)
+        assert (done.returncode, folder.exists()) == (code, not code), done.stderr
+    assert "There is no PySpark 4.0.5 at the package index" in done.stderr
 
 
 @pytest.mark.full
