@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from spark_stream.datasource.spark import releases
@@ -26,3 +28,6 @@ JSON_HAS_TIME = releases.PASSES_LIMITS
 """Whether Spark's ``to_json`` and ``from_json`` have the type time."""
 
 has_time = pytest.mark.skipif(not releases.HAS_TIME, reason="this PySpark has no type time")
+has_pipelines = pytest.mark.skipif(
+    find_spec("pyspark.pipelines") is None, reason="this PySpark has no declarative pipelines"
+)

@@ -19,6 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import isolog
 from tests.spark.conftest import Queries, ended
+from tests.spark.releases import has_pipelines
 
 Start = Callable[[Queries, str, Path], StreamingQuery]
 
@@ -112,6 +113,7 @@ def counted():
 """
 
 
+@has_pipelines
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_a_declarative_pipeline_reads_and_writes(tmp_path: Path, log_dir: Path) -> None:

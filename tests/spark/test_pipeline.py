@@ -16,8 +16,9 @@ import pytest
 
 import isolog
 from tests.conftest import ROOT, stop_broker
+from tests.spark.releases import has_pipelines
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(390)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(390), has_pipelines]
 
 pytest.importorskip("grpc", reason="spark-pipelines needs pyspark[connect]")
 
