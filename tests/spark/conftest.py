@@ -177,7 +177,7 @@ class Queries:
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(90)
+        query.awaitTermination(240)
         failure = query.exception()
         query.stop()
         if failure is not None:
@@ -193,7 +193,7 @@ def _has_moved(progress: StreamingQueryProgress) -> bool:
 def ended(query: StreamingQuery) -> str | None:
     """Wait for the query's end. Return its error, or None."""
     try:
-        assert query.awaitTermination(90), "the query goes on"
+        assert query.awaitTermination(240), "the query goes on"
     except StreamingQueryException as error:
         return str(error)
     return None

@@ -30,7 +30,7 @@ def main() -> None:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(240)
     assert query.exception() is None, query.exception()
 
     def numbers(topic: str) -> list[int]:

@@ -38,7 +38,7 @@ def test_query_from_latest_that_failed_in_its_first_batch_loses_no_record(
     broken = broken.option("checkpointLocation", str(tmp_path / "the same"))
     running = broken.start()
     with pytest.raises(StreamingQueryException, match="the sink is broken"):
-        running.awaitTermination(60)
+        running.awaitTermination(240)
     add(log, topic, range(10, 15))
     seen: list[int] = []
 
@@ -48,7 +48,7 @@ def test_query_from_latest_that_failed_in_its_first_batch_loses_no_record(
     mended = stream.writeStream.foreachBatch(keeps).trigger(availableNow=True)
     mended = mended.option("checkpointLocation", str(tmp_path / checkpoint))
     for _ in range(RUNS):
-        assert mended.start().awaitTermination(60)
+        assert mended.start().awaitTermination(240)
     assert sorted(seen) == list(range(10, 15))
     [found] = log.describe_consumer(topic)
     assert (found.kind, found.starting) == ("query", "startingOffsets=latest")
@@ -69,7 +69,7 @@ def test_a_query_between_two_runs_has_stopped_although_it_lags(
     stream = queries.stream(topic, consumer=topic).writeStream.format("noop")
     stream = stream.option("checkpointLocation", str(tmp_path / "checkpoint"))
     for _ in range(RUNS):
-        assert stream.trigger(availableNow=True).start().awaitTermination(60)
+        assert stream.trigger(availableNow=True).start().awaitTermination(240)
     wait_until(lambda: state(log, topic) is ReaderState.STOPPED, "the end is on record")
     add(log, topic, range(10, 15))
     [found] = log.describe_consumer(topic)

@@ -41,14 +41,14 @@ def test_query_continues_when_the_leader_of_its_source_or_sink_is_replaced(
             .start()
         )
         try:
-            eventually(lambda: log.read("out").num_rows == 100, 60)
+            eventually(lambda: log.read("out").num_rows == 100, 240)
             first.kill()
             for name in lost:
                 await_heir(name, second)
             with log.producer(isolation="read_committed") as producer:
                 producer.append("t", numbers(100, 100), 0)
             committed = {"isolation": "read_committed"}
-            eventually(lambda: log.read("out", **committed).num_rows == 200, 60)
+            eventually(lambda: log.read("out", **committed).num_rows == 200, 240)
             assert query.isActive
             assert sorted(log.read("out")["n"].to_pylist()) == list(range(200))
         finally:

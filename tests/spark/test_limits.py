@@ -78,7 +78,7 @@ def test_available_now_reaches_its_target_and_ignores_new_partitions(
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
 
     run()
     assert read_back(spark, out) == list(range(100))

@@ -284,7 +284,7 @@ def test_without_transactions_the_kill_of_a_broker_loses_no_row(
         wait_until(lambda: log.read("out").num_rows > 0, "the first rows are written")
         os.kill(log.status().pid, signal.SIGKILL)
         for _ in range(15):  # runs with one micro-batch of 500 rows each, in Spark 4.1
-            query.awaitTermination(60)
+            query.awaitTermination(240)
             copied = set(log.read("out")["n"].to_pylist())
             if query.exception() is None and copied == set(range(5_000)):
                 break

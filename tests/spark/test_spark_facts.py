@@ -177,7 +177,7 @@ class Run:
         )
         self.query_id, self.run_id = str(query.id), str(query.runId)
         try:
-            query.awaitTermination(60)
+            query.awaitTermination(240)
         except StreamingQueryException:
             assert fails
         self._told = [json.loads(line) for line in path.read_text().splitlines()]
@@ -271,7 +271,7 @@ def test_a_seed_lasts_in_foreach_batch_and_not_in_a_streaming_query(
 
         numbers = spark.readStream.schema("id bigint").parquet(str(tmp_path / "numbers"))
         query = numbers.where(outside).writeStream.foreachBatch(keep)
-        assert query.trigger(availableNow=True).start().awaitTermination(90)
+        assert query.trigger(availableNow=True).start().awaitTermination(240)
         return found
 
     half = "rand(7) < 0.5"
@@ -458,7 +458,7 @@ def test_update_mode_is_refused_before_the_sink_is_called(
         .start()
     )
     with pytest.raises(StreamingQueryException, match="does not support Update mode"):
-        query.awaitTermination(60)
+        query.awaitTermination(240)
     assert not told.exists() or '"made"' not in told.read_text()
 
 

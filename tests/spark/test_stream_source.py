@@ -36,7 +36,7 @@ def read_back(spark: SparkSession, out: Path) -> list[int]:
     return sorted(row.n for row in frame.collect())
 
 
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"waited {seconds} s until {what}"
@@ -108,7 +108,7 @@ def test_a_limit_is_shared_out_by_backlog(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    query.awaitTermination(240)
     ends = [
         json.loads(progress["sources"][0]["endOffset"])[topic]["partitions"]
         if isinstance(progress["sources"][0]["endOffset"], str)
@@ -215,7 +215,7 @@ def test_progress_shows_the_latest_offset_of_the_log(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    query.awaitTermination(240)
     latest = query.recentProgress[0]["sources"][0]["latestOffset"]
     latest = json.loads(latest) if isinstance(latest, str) else latest
     assert latest[topic]["partitions"]["0"]["offset"] == 100

@@ -32,7 +32,7 @@ def seen_by(stream: DataFrame, checkpoint: Path) -> list[Any]:
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(240)
     return rows
 
 

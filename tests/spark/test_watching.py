@@ -91,7 +91,7 @@ def test_a_query_and_a_batch_job_each_have_a_progress_bar(
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(240)
         wait_until(lambda: "copied" in drawn(screen), "the bar is drawn")
         wait_until(
             lambda: (
