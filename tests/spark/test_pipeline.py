@@ -16,9 +16,10 @@ import pytest
 
 import isolog
 from tests.conftest import ROOT, stop_broker
+from tests.spark.copies import kill_session
 from tests.spark.releases import has_pipelines
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(390), has_pipelines]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1600), has_pipelines]
 
 pytest.importorskip("grpc", reason="spark-pipelines needs pyspark[connect]")
 
@@ -68,17 +69,23 @@ class Pipeline:
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYTHONPATH": str(ROOT),
             "ISOLOG_PATH": str(self.folder / "log"),
+            "SPARK_TESTING": "1",  # the port of its Connect server is the system's
         }
-        done = subprocess.run(
-            [Path(pyspark.__file__).parent / "bin" / "spark-pipelines", *words, *CATALOG],
-            cwd=self.folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        return done.returncode, done.stderr + done.stdout
+        written = self.folder / "run.log"
+        with written.open("w") as out:
+            started = subprocess.Popen(
+                [Path(pyspark.__file__).parent / "bin" / "spark-pipelines", *words, *CATALOG],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        try:
+            return started.wait(300), written.read_text()
+        finally:
+            kill_session(started)
 
     def table(self) -> list[str]:
         """The carriers in the pipeline's table."""
