@@ -312,23 +312,27 @@ _POLL_S: Final = 0.025
 class FolderWatch:
     """A wait for changes of the files in a folder whose names have a prefix.
 
+    The first wait starts the watch and returns immediately: earlier changes are not reported.
     Without inotify, each wait ends after 25 ms at most. Changes by memory maps are not reported.
     One thread waits. Any thread may wake it.
     """
 
     def __init__(self, folder: Path, prefix: str) -> None:
-        """Start to watch."""
-        self._prefix = os.fsencode(prefix)
+        self._folder, self._prefix = folder, os.fsencode(prefix)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
-        self._events = _inotify(folder)
+        self._has_begun = False
+        self._events: int | None = None
 
     def wait(self, timeout_s: float) -> None:
         """Return after a change since the last wait, a wake, or this time.
 
         It may return earlier. After :meth:`wake` it returns immediately.
         """
+        if not self._has_begun:
+            self._has_begun, self._events = True, _inotify(self._folder)
+            return
         import select
 
         deadline = time.monotonic() + timeout_s

@@ -388,6 +388,7 @@ def test_epoll_is_used_where_it_is(portable: bool) -> None:
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[FolderWatch]:
     found = FolderWatch(tmp_path, "store")
+    found.wait(60)  # it starts the watch
     yield found
     found.close()
 
@@ -424,6 +425,7 @@ def test_a_wait_for_a_removed_folder_becomes_a_poll(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     watch = FolderWatch(folder, "store")
+    watch.wait(60)
     folder.rmdir()
     for _ in range(3):
         watch.wait(60)

@@ -51,6 +51,24 @@ def test_many_stores_may_be_created_on_one_file_together(tmp_path):
         store.close()
 
 
+def inotify_instances() -> int:
+    links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    return sum(os.readlink(each) == "anon_inode:inotify" for each in links)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has inotify")
+def test_a_store_watches_its_file_only_while_a_thread_waits_for_changes(tmp_path):
+    """A user has 128 instances of inotify by default, and most stores never wait."""
+    before = inotify_instances()
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    assert store.put("k", {}, 0) is not None
+    assert inotify_instances() == before
+    store.await_change(60)
+    assert inotify_instances() == before + 1
+    store.close()
+    assert inotify_instances() == before
+
+
 PROCESS = """
 import json, resource, sys
 from pathlib import Path
