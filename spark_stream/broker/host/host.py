@@ -474,10 +474,10 @@ class Host:
             for partition in hosted.open_partitions():
                 partition.configure(format_of(topic, settings, partition.number))
         self._hosted[topic.name] = fresh
-        self._assign(fresh.open_partitions())
         if hosted is not None and hosted.topic is not topic:  # new partitions, or columns
             for partition in hosted.open_partitions():
                 partition.wake_reads()
+        self._assign(fresh.open_partitions())
 
     def _numbers_here(self, topic: Topic) -> Iterator[int]:
         for number in range(topic.partitions):

@@ -83,7 +83,10 @@ def _wait_for_records(wait: AwaitRecords, clock: Clock, check: Callable[[], None
         if place is None:
             return True
         try:
-            while not woken.wait(min(_CHECK_S, max(0.0, wait.deadline - clock.monotonic()))):
+            # Also after the wait began: a change before it wakes no read.
+            while not wait.is_outdated() and not woken.wait(
+                min(_CHECK_S, max(0.0, wait.deadline - clock.monotonic()))
+            ):
                 check()
                 if clock.monotonic() >= wait.deadline:
                     return False
@@ -336,8 +339,9 @@ class FetchTask:
                 self._timer = wait.deadline, self._tasks.loop.call_later(left, self._expire)
             with self._lock:
                 self._records = wait, place
-                # The wait may have ended before this point.
-                self._is_waiting = not self._is_woken and self._stream.over is None
+                # The wait may have ended before this point, or a change of the topic before it.
+                has_ended = self._is_woken or self._stream.over is not None or wait.is_outdated()
+                self._is_waiting = not has_ended
                 if self._is_waiting:
                     return False
             if self._is_satisfied():

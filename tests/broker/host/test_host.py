@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from isolog.errors import (
     DamagedSegment,
+    DiskFull,
     InvalidConfig,
     LeaderUnavailable,
     MetadataUnavailable,
@@ -21,7 +23,8 @@ from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, encode
 from spark_stream.consistency.control.election import begin_move, prefer
 from spark_stream.consistency.control.partition_record import PartitionRecord
-from spark_stream.consistency.ids import Generation
+from spark_stream.consistency.ids import Generation, Offset
+from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.scripts.steps import Numbering, TakeNumber
 from tests.broker.clusters import around, make, see
@@ -137,6 +140,48 @@ def test_topics_made_or_deleted_elsewhere_appear_and_disappear_with_a_refresh(pa
         replica.append(numbers(1, 1))
     b.driver.run(b.topics.removing_left_overs())
     assert list(b.path.glob("topics/t*")) == []
+
+
+def pending_read(broker: LocalBroker, topic: str) -> threading.Event:
+    """An event that is set when a read beyond the first record ends its wait."""
+    woken = threading.Event()
+    broker.partition(topic).wait_beyond(Offset(0), Isolation.READ_UNCOMMITTED, woken.set)
+    return woken
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_a_pending_read_of_a_deleted_topic_ends_with_an_error(pair, is_created_again):
+    a, b = pair
+    make(a, "t", "b")
+    topic, replica, woken = b.host.find("t"), b.replica("t"), pending_read(b, "t")
+    a.topics.delete("t")
+    if is_created_again:
+        make(a, "t", "b")
+    b.host.refresh()
+    assert woken.is_set()
+    assert not b.host.is_altered(topic)
+    with pytest.raises(UnknownTopic):
+        replica.wait_beyond(Offset(0), Isolation.READ_UNCOMMITTED, woken.set)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_pending_read_of_an_altered_topic_ends(pair, monkeypatch, has_failed):
+    """Also if the new partitions cannot get their roles yet."""
+    a, b = pair
+    make(a, "t", "b")
+    topic, woken = b.host.find("t"), pending_read(b, "t")
+
+    def fail(*_: object) -> None:
+        raise DiskFull("no space is left on the disk")
+
+    if has_failed:
+        monkeypatch.setattr(b.replica("t").role, "trim", fail)
+    with contextlib.suppress(DiskFull):
+        a.topics.alter(to_alter("t", 2, {}, [["a"]]))
+        b.host.refresh()
+    assert b.host.is_settled is not has_failed
+    assert woken.is_set()
+    assert b.host.is_altered(topic)
 
 
 class CountedLock:

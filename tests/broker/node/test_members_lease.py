@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
 from isolog.errors import LeaderUnavailable, MetadataUnavailable, NotLeader
 from spark_stream.broker.node.members import LeaseKeeper
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import Isolation
 from tests.broker.clusters import around, make, see
 from tests.broker.local_broker import LEASE_S, LocalBroker, Surroundings
 from tests.simulation.leases import MemoryBoard
@@ -68,6 +71,29 @@ def test_a_late_renewal_requires_a_read_of_the_records_before_leading(pair, capl
     assert a.lease_keeper.serves()
     assert a.links.followed == {"t/0": ("b", 1)}
     assert b.partition("t").leader_epoch == 1
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_a_pending_read_ends_if_an_expired_lease_is_renewed_after_an_election(pair, is_replaced):
+    """No task has seen the expired lease. A read at a leader that was not replaced continues."""
+    a, b = pair
+    woken, level = threading.Event(), Isolation.READ_UNCOMMITTED
+    a.partition("t").wait_beyond(Offset(0), level, woken.set)
+    assert b.members.is_alive("a")
+    stand_still(a.around, LEASE_S * 0.6)
+    b.lease_keeper.renew()
+    stand_still(a.around, LEASE_S * 0.6)
+    if is_replaced:
+        b.control_once()
+        b.control_once()  # the first round takes the controller's seat
+    a.lease_keeper.renew()
+    assert woken.is_set() is is_replaced
+    if is_replaced:
+        with pytest.raises(NotLeader):
+            a.replica("t").wait_beyond(Offset(0), level, woken.set)
+    else:
+        a.partition("t").append(numbers(0, 1))
+        assert woken.is_set()
 
 
 def test_a_broker_that_reads_the_records_again_does_not_lead(pair):

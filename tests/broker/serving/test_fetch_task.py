@@ -13,7 +13,7 @@ import pytest
 
 from isolog.errors import BrokerStopping
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
+from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks, blocking_answers
 from spark_stream.broker.serving.fetching import Answers, AwaitRecords
 from spark_stream.broker.serving.pool import Pool
 from spark_stream.consistency.ids import Offset
@@ -141,6 +141,33 @@ def test_closing_of_the_partition_ends_the_wait_with_its_error(partition, tasks)
     assert ended.wait(30)
     assert stream.error is not None
     assert BrokerStopping.code.encode() in stream.error
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_change_of_the_topic_just_before_the_wait_ends_it(partition, tasks, monkeypatch, blocks):
+    """The change has woken the reads that waited, and this one is not among them."""
+    real, altered, replies = partition.wait_beyond, threading.Event(), []
+
+    def wait_beyond(*args: Any, **named: Any) -> int | None:
+        altered.set()
+        partition.wake_reads()
+        return real(*args, **named)
+
+    def answers() -> Answers:
+        level, deadline = Isolation.READ_UNCOMMITTED, CLOCK.monotonic() + 600
+        replies.append(
+            (yield AwaitRecords(partition, Offset(0), level, deadline, False, altered.is_set))
+        )
+
+    monkeypatch.setattr(partition, "wait_beyond", wait_beyond)
+    if blocks:
+        assert list(blocking_answers(answers(), CLOCK, lambda: None)) == []
+    else:
+        stream, ended = FakeStream(), threading.Event()
+        begin(tasks, stream, answers(), ended)
+        assert ended.wait(30)
+    assert replies == [False]
+    assert partition._state.waiters._reads == {}
 
 
 def test_fetch_waits_for_credit_without_loss(partition, tasks):
