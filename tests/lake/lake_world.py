@@ -22,10 +22,11 @@ Row = tuple[int, int, int]
 
 CLUSTER = "c1"
 TOPICS = ("orders", "audit")
-CUTS_KEPT_MS = 25
+VERSIONS_KEPT_MS = 25
+FILES_KEPT_MS = 30
 PROPERTIES = {
-    expiry.LOG_RETENTION: f"interval {CUTS_KEPT_MS} milliseconds",
-    expiry.FILE_RETENTION: "interval 30 milliseconds",
+    expiry.LOG_RETENTION: f"interval {VERSIONS_KEPT_MS} milliseconds",
+    expiry.FILE_RETENTION: f"interval {FILES_KEPT_MS} milliseconds",
 }
 
 
@@ -53,7 +54,8 @@ class MemoryLog:
     )
     transactions: list[Transaction] = field(default_factory=list)
     log_starts: dict[tuple[str, int], int] = field(default_factory=dict)
-
+    absent: set[int] = field(default_factory=set)
+    """The transactions whose records were removed before the lake was created."""
     retention_ms: int = -1
     clock: int = 0
     times: dict[int, int] = field(default_factory=dict)
@@ -61,6 +63,15 @@ class MemoryLog:
 
     def begin(self) -> None:
         self.transactions.append(Transaction(len(self.transactions)))
+
+    def start_above_zero(self) -> None:
+        """Append a transaction to each partition, and remove its records, as retention does."""
+        for place in self.ends:
+            self.begin()
+            self.append(len(self.transactions) - 1, place, 2)
+            self.transactions[-1].outcome = "committed"
+        self.log_starts |= self.ends
+        self.absent = set(range(len(self.transactions)))
 
     def delete(self, name: str) -> None:
         """Delete a topic with all its records."""
@@ -133,6 +144,11 @@ class Faults:
     paused: float = 0.002
     """A worker pauses for longer than the expiry of versions."""
 
+    @classmethod
+    def of(cls, seed: int) -> Faults:
+        """Return the faults of a seed: in every fourth run puts come late, and workers pause."""
+        return cls(late=0.25, paused=0.02) if seed % 4 == 3 else cls()
+
 
 class LakeWorld:
     """Workers over one location. Each event is one step of one worker, or of somebody else."""
@@ -140,16 +156,19 @@ class LakeWorld:
     def __init__(self, seed: int, workers: int = 2, faults: Faults | None = None) -> None:
         self.random = random.Random(seed)
         self.log = MemoryLog()
-        self.faults = faults or Faults()
+        self.faults = faults or Faults.of(seed)
         self.versions: dict[str, list[list[Action]]] = {}
         """All versions that were ever the next one of a table."""
         self.files: dict[str, dict[int, tuple[list[Action], int]]] = {}
         """The files of versions with their times: some versions expired, some files came late."""
+        self.put_at: dict[str, list[int]] = {}
+        """The times of these versions."""
         self.floors: dict[str, int] = {}
         self.deleted: set[str] = set()
         self.tiered: dict[tuple[str, int], int] = {}
         self.paused: dict[int, int] = {}
-        self.filled = 0
+        self.filled: set[tuple[str, int]] = set()
+        """Places of expired versions that a late put has filled."""
         self.expired = 0
         self.trimmed = 0
         self.merged_cuts = 0
@@ -296,6 +315,8 @@ class LakeWorld:
             case steps.ReadFloor(table):
                 return self.floors.get(table, 0)
             case steps.PutFloor(table, floor):
+                age = self.clock - self.put_at[table][floor]
+                assert age > VERSIONS_KEPT_MS, f"{table}: versions below {floor} expired early"
                 self.floors[table] = max(floor, self.floors.get(table, 0))
                 return None
             case steps.ListLog(table):
@@ -326,7 +347,10 @@ class LakeWorld:
                 self.cuts[path] = [cut for each in files for cut in self.cuts[each.path]]
                 return self._cut_file(path, data_change=False)
             case steps.MergeFiles(_, files, _):
+                first = merging.range_of(files[0])
+                assert first is not None
                 rows = [row for each in files for row in self.rows[each.path]]
+                rows = [row for row in rows if row[0] == first.partition]
                 return self._add(rows, sum(each.size for each in files), data_change=False)
             case steps.WriteCheckpoint(table):
                 actions = [Action(protocol=table.protocol), Action(metadata=table.metadata)]
@@ -427,11 +451,17 @@ class LakeWorld:
         number, _, kind = path.partition(".")
         if kind == steps.VERSION:
             assert int(number) < self.floors[name]
+            earlier = {(name, each) for each in self.files[name] if each < int(number)}
+            assert earlier <= self.filled, f"{name}: version {number} was deleted before others"
             self.files[name].pop(int(number), None)
+            self.filled.discard((name, int(number)))
         elif kind == steps.CHECKPOINT:
             self.checkpoints.get(name, {}).pop(int(number), None)
         else:
-            assert path not in self.table(name).files, f"{name}: a live file was deleted"
+            table = self.table(name)
+            assert path not in table.files, f"{name}: a live file was deleted"
+            age = self.clock - (table.removed[path].deletion_timestamp or 0)
+            assert path in self.deleted or age > FILES_KEPT_MS, f"{name}: a file expired early"
             self.deleted.add(path)
 
     def _faulty_put(self, table: str, version: int, actions: list[Action]) -> bool:
@@ -452,19 +482,22 @@ class LakeWorld:
         if version in files:
             return False
         files[version] = actions, self.clock
-        if version < len(versions):
-            self.filled += 1  # the place of an expired version: the table does not have this one
+        if version < len(versions):  # an expired one: the table does not have this one
+            self.filled.add((table, version))
             return True
         assert version == len(versions), "a version was skipped"
         versions.append(actions)
+        self.put_at.setdefault(table, []).append(self.clock)
         self.put_hook(table)
         return True
 
     def put_late(self) -> None:
-        """Carry out a late put."""
+        """Carry out a late put, rather one at the place of an expired version."""
         if self.late:
-            table, version, actions = self.late.pop(self.random.randrange(len(self.late)))
-            self.put(table, version, actions)
+            expired = [each for each in self.late if each[1] < self.floors.get(each[0], 0)]
+            found = self.random.choice(expired or self.late)
+            self.late.remove(found)
+            self.put(*found)
 
     def compact(self, name: str) -> None:
         """Merge files of all partitions into one, as another program does."""
@@ -476,7 +509,8 @@ class LakeWorld:
         )
         rows = [row for path in files for row in self.rows[path]]
         actions = [Action(commit_info=CommitInfo(operation="OPTIMIZE"))]
-        actions += [Action(remove=RemoveFile(path=path, data_change=False)) for path in files]
+        removed = [table.files[path].removed(self.clock, data_change=False) for path in files]
+        actions += [Action(remove=each) for each in removed]
         actions.append(Action(add=self._add(rows, 1, data_change=False)))
         if self.put(name, table.version + 1, actions):
             self.foreign_checkpoints.add((name, table.version + 1))
@@ -541,6 +575,8 @@ class LakeWorld:
         below = {row for row in self.log.committed(name) if row[1] < ends[row[0]]}
         want = {row for row in below if row[1] >= starts[row[0]]}
         for row in below - want:
+            if row[2] in self.log.absent:
+                continue
             age = self.clock - self.log.times[row[2]]
             assert 0 <= self.log.retention_ms < age, f"{name}@{version}: {row} was removed early"
         assert set(rows) == want, f"{name}@{version}: {sorted(want ^ set(rows))}"
@@ -556,12 +592,15 @@ class LakeWorld:
         numbers = sorted(cut.number for cut in recorded)
         last = self.table(CUTS).number("isolog:lake-1")
         assert numbers == list(range(last + 1 - len(numbers), last + 1)), numbers
+        assert numbers or last < 0, "the last cut was removed"
         for actions in self.versions.get(CUTS, []):
             for cut in (
                 each for a in actions if a.add is not None for each in self.cuts[a.add.path]
             ):
                 age = self.clock - cut.time_ms
-                assert cut.number in numbers or age > CUTS_KEPT_MS, f"cut {cut.number} was removed"
+                assert cut.number in numbers or age > VERSIONS_KEPT_MS, (
+                    f"cut {cut.number} was removed"
+                )
         for cut in recorded:
             rows, starts = set(), {}
             for entry in cut.entries:
@@ -611,3 +650,5 @@ class LakeWorld:
                 if row[1] >= (table.first_offset(f"{name}-1", row[0]) or 0)
             }
             assert rows == want, f"{name}: rows are missing at the end"
+            recorded = self.table(CUTS).offsets(f"{name}-1")
+            assert recorded == table.offsets(f"{name}-1"), f"{name}: no cut is recorded at the end"
