@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Self
 
@@ -90,21 +90,32 @@ class Lakes(threading.Thread):
                 self._over.wait(PAUSED_S)
                 worker.send_signal(signal.SIGCONT)
                 continue
-            worker.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
-            try:
-                worker.wait(60)
-            except subprocess.TimeoutExpired:
+            if kind == "kill":
                 worker.kill()
-                worker.wait()
+            elif not self._stopped(worker):
                 self.strikes["hung"] += 1
+                worker.kill()
+            worker.wait()
             # One that could not connect has ended too.
             self._workers[at] = name, self._worker(name)
+
+    def _stopped(self, worker: subprocess.Popen[bytes]) -> bool:
+        """Return whether a worker ends. The first signal ends it after its round, the second now.
+
+        A round may last for as long as the brokers do not answer.
+        """
+        for _ in range(2):
+            worker.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(60)
+                return True
+        return False
 
     def check(self, log: isolog.Log) -> list[str]:
         """End the workers, copy the rest, and compare the tables with the log."""
         self._over.set()
         self.join(120)
-        problems = [f"a worker did not end in 60 s: {self.strikes['hung']}"] * (
+        problems = [f"a worker did not end after two signals: {self.strikes['hung']}"] * (
             self.strikes["hung"] > 0
         )
         for _, each in self._workers:
