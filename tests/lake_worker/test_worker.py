@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import isolog
@@ -105,8 +106,6 @@ def test_a_cut_lists_versions_of_all_tables_that_divide_no_transaction(log, tmp_
 
 
 def _cuts(root: Path) -> list[dict[str, object]]:
-    import pyarrow.parquet as pq
-
     return [
         row
         for path in table_of(root, "_cuts").files
@@ -150,7 +149,10 @@ def test_small_files_are_merged(log, tmp_path):
     for at in range(9):
         append(log, "t", at * 10, 10)
         worker.run_once()
-    assert len(table_of(tmp_path, "t").files) < 5
+    files = table_of(tmp_path, "t").files
+    assert len(files) < 5
+    assert sum(path.startswith("merged-") for path in files) not in (0, len(files))
+    assert len({str(pq.read_schema(tmp_path / "t" / path)) for path in files}) == 1
     assert check(log, tmp_path, "t").num_rows == 90
 
 

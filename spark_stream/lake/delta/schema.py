@@ -27,12 +27,16 @@ OFFSET: Final = "_offset"
 TIMESTAMP: Final = "_timestamp"
 ADDED: Final = pa.schema(
     [
-        pa.field(PARTITION, pa.int32(), nullable=False),
-        pa.field(OFFSET, pa.int64(), nullable=False),
-        pa.field(TIMESTAMP, pa.timestamp("us", "UTC"), nullable=False),
+        pa.field(PARTITION, pa.int32()),
+        pa.field(OFFSET, pa.int64()),
+        pa.field(TIMESTAMP, pa.timestamp("us", "UTC")),
     ]
 )
-"""The columns that each table has behind those of its topic."""
+"""The columns that each table has behind those of its topic.
+
+They have no nulls. But all columns of the table take nulls, so its files have the same schema, also
+those that a merge or another program writes from the table's schema.
+"""
 
 _RESERVED: Final = set(" ,;{}()\n\t=")
 _DIGITS_MAX: Final = 38
