@@ -71,7 +71,8 @@ class Driver:
         self._store = store
         self._counts = counts
         self._round_bytes = round_bytes
-        self._known_ranges: dict[str, dict[int, tuple[int, int]]] = {}
+        self._known_ranges: dict[str, dict[str, dict[int, tuple[int, int]]]] = {}
+        """By table and path, the offsets of the mixed files that a table has at present."""
         self.topics: dict[str, steps.TopicState] = {}
         """The topics at the last description."""
         self.is_behind = False
@@ -110,7 +111,7 @@ class Driver:
             case steps.MergeFiles(table, files, schema):
                 return self._merge(table, files, arrow_schema(schema))
             case steps.FindRanges(table, files):
-                return {each.path: self._ranges(table, each) for each in files}
+                return self._ranges(table, files)
             case steps.WriteCheckpoint(table):
                 return write_checkpoint(self._store, table)
         return read_step(self._store, step)
@@ -249,23 +250,29 @@ class Driver:
         assert file is not None
         return file
 
-    def _ranges(self, table: str, file: AddFile) -> dict[int, tuple[int, int]]:
-        """Return the offsets of a file that another program wrote, by partition."""
-        path = f"{table}/{unquote(file.path)}"
-        if path not in self._known_ranges:
-            import pyarrow.parquet as pq  # it takes 0.1 s
+    def _ranges(self, table: str, files: list[AddFile]) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return the offsets of files that other programs wrote, by path and partition."""
+        known = self._known_ranges.setdefault(table, {})
+        for path in known.keys() - {each.path for each in files}:
+            del known[path]
+        for each in files:
+            if each.path not in known:
+                known[each.path] = self._range_of(table, each)
+        return dict(known)
 
-            try:
-                with self._store.open_read(path) as opened:
-                    rows = pq.read_table(opened, columns=[PARTITION, OFFSET])
-            except (OSError, pa.ArrowException) as error:
-                raise _unreadable(table, error) from None
-            found = rows.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
-            self._known_ranges[path] = {
-                row[PARTITION]: (row[f"{OFFSET}_min"], row[f"{OFFSET}_max"])
-                for row in found.to_pylist()
-            }
-        return self._known_ranges[path]
+    def _range_of(self, table: str, file: AddFile) -> dict[int, tuple[int, int]]:
+        import pyarrow.parquet as pq  # it takes 0.1 s
+
+        try:
+            with self._store.open_read(f"{table}/{unquote(file.path)}") as opened:
+                rows = pq.read_table(opened, columns=[PARTITION, OFFSET])
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(table, error) from None
+        found = rows.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
+        return {
+            row[PARTITION]: (row[f"{OFFSET}_min"], row[f"{OFFSET}_max"])
+            for row in found.to_pylist()
+        }
 
     def _merge(self, table: str, files: list[AddFile], schema: pa.Schema) -> AddFile:
         if table == CUTS:

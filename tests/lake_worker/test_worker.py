@@ -11,6 +11,7 @@ import pytest
 
 import isolog
 from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
+from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
 from spark_stream.lake_worker.status import cuts_of, topics_of
@@ -124,6 +125,21 @@ def test_rounds_are_bounded_and_continue_without_a_pause(log, tmp_path):
         results.append(worker.round())
     assert len(results) > 3
     assert check(log, tmp_path, "t").num_rows == 2_000
+
+
+def test_offsets_of_removed_files_of_other_programs_are_dropped(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(2):
+        append(log, "t", at * 10, 10)
+        worker.run_once()
+    first, second = table_of(tmp_path, "t").files.values()
+    for files in ([first, second], [second]):
+        found = worker._driver._carry_out(steps.FindRanges("t", files))
+        assert found == worker._driver._known_ranges["t"]
+        assert found.keys() == {each.path for each in files}
+    assert found[second.path] == {0: (10, 19)}
 
 
 def test_partitions_and_columns_are_added_between_rounds(log, tmp_path):
