@@ -1,7 +1,7 @@
 """The driver of a lake's scripts: steps become calls to brokers and files in the location.
 
 **A round is bounded.** A partition contributes about ``round_bytes`` stored bytes, unless a larger
-transaction begins there. ``is_behind`` is set if the last cut was limited.
+transaction begins there. ``is_behind`` is set if this limited the last cut.
 
 **Lost records show.** A cut is never below ``lower``, so the driver compares the last stable offset
 of each partition with the table's offset first, and returns the smaller one.
@@ -43,7 +43,7 @@ from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
 from spark_stream.lake.storage.snapshots import delete_files, put_floor, read_step, sync_table
 from spark_stream.lake.storage.stores import LakeStore
-from spark_stream.lake_worker.counts import WorkerCounts
+from spark_stream.lake_worker.counts import Ends, WorkerCounts
 from spark_stream.schema.schemas import is_default
 from spark_stream.steps import Script, Step, run_script
 from spark_stream.wire.messages import EARLIEST
@@ -77,8 +77,10 @@ class Driver:
         """The topics at the last description."""
         self.is_behind = False
         """Whether the last cut was limited, so that the next round need not wait."""
-        self.ends: dict[tuple[str, int], int] = {}
+        self.ends: Ends = {}
         """The ends of the committed records at the last cut."""
+        self.limit: Ends | None = None
+        """The ends that no cut exceeds, or None. Other partitions do not move then."""
         self.looked_s = 0.0
         """The time of the last cut, on the monotonic clock."""
 
@@ -154,8 +156,11 @@ class Driver:
             raise error
         ends = {name: bounds.topics[name].offsets for name in lower}
         self.ends = {(name, n): at for name, found in ends.items() for n, at in found.items()}
-        upper = self._limits(lower, ends)
-        self.is_behind = any(at < ends[name].get(number, 0) for (name, number), at in upper.items())
+        wanted = self._wanted(lower, ends)
+        upper = self._limits(lower, wanted)
+        self.is_behind = any(
+            at < wanted[name].get(number, 0) for (name, number), at in upper.items()
+        )
         flat = {(name, n): at for name, found in lower.items() for n, at in found.items()}
         cut: dict[str, dict[int, int]] = {name: {} for name in lower}
         found = cut_of(self._connection, ids, lower=flat, upper=upper)
@@ -163,6 +168,21 @@ class Driver:
             end = ends[name].get(number, at)
             cut[name][number] = end if end < flat.get((name, number), 0) else at
         return cut
+
+    def _wanted(
+        self, lower: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
+    ) -> Mapping[str, Mapping[int, int]]:
+        """Return the ends, or the limit where it is smaller. No table moves back."""
+        limit = self.limit
+        if limit is None:
+            return ends
+        return {
+            name: {
+                number: min(end, max(limit.get((name, number), 0), lower[name].get(number, 0)))
+                for number, end in found.items()
+            }
+            for name, found in ends.items()
+        }
 
     def _limits(
         self, lower: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]

@@ -15,6 +15,7 @@ from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
 from spark_stream.lake_worker.status import cuts_of, topics_of
+from spark_stream.lake_worker.worker import RoundResult
 from tests.lake_worker.lake_tables import rows_of, table_of
 
 NUMBERS = pa.schema([("n", pa.int32()), ("text", pa.string())])
@@ -125,6 +126,30 @@ def test_rounds_are_bounded_and_continue_without_a_pause(log, tmp_path):
         results.append(worker.round())
     assert len(results) > 3
     assert check(log, tmp_path, "t").num_rows == 2_000
+
+
+def test_a_single_run_ends_at_the_records_of_its_first_round(log, tmp_path, monkeypatch):
+    """It does not follow the end of a busy topic."""
+    log.create_topic("t", partitions=2, schema=NUMBERS)
+    for at in range(20):
+        append(log, "t", at * 100, 100)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l", round_bytes=4_000)
+    real, results = worker.round, []
+
+    def busy() -> RoundResult:
+        results.append(real())
+        append(log, "t", 2_000 * len(results), 2_000, partition=len(results) % 2)
+        assert len(results) < 50
+        return results[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(worker, "round", busy)
+        worker.run_once()
+    assert len(results) > 3
+    assert rows_of(tmp_path, "t").num_rows == 2_000
+    worker.run_once()
+    assert check(log, tmp_path, "t").num_rows == 2_000 * (1 + len(results))
 
 
 def test_offsets_of_removed_files_of_other_programs_are_dropped(log, tmp_path):

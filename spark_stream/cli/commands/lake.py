@@ -238,7 +238,7 @@ def run(
     bootstrap: Bootstrap = None,
     path: LogPath = None,
     once: Annotated[
-        bool, typer.Option("--once", help="End after all committed records are in the tables.")
+        bool, typer.Option("--once", help="Copy the records that are committed now, and end.")
     ] = False,
     metrics_listen: Annotated[
         str | None,
