@@ -81,6 +81,8 @@ class Driver:
         """The ends of the committed records at the last cut."""
         self.limit: Ends | None = None
         """The ends that no cut exceeds, or None. Other partitions do not move then."""
+        self.merged_bytes = 0
+        """The bytes of files that merges have replaced."""
         self.looked_s = 0.0
         """The time of the last cut, on the monotonic clock."""
 
@@ -314,6 +316,7 @@ class Driver:
             raise _unreadable(table, error) from None
         assert merged is not None
         self._counts.merged_files += len(files)
+        self.merged_bytes += sum(each.size for each in files)
         return merged
 
     def _merge_cuts(self, files: list[AddFile]) -> AddFile:

@@ -7,6 +7,7 @@ files that no version has, and the next one continues from the tables.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -40,6 +41,7 @@ logger = logger_of(__name__)
 _RETRY_S: Final = 1.0
 _OUTDATED_MAX: Final = 20
 _REPORT_S: Final = 60.0
+_UNMERGED_ROUNDS_MAX: Final = 10
 CUTS_FILE_BYTES: Final = 256 << 10
 """The size of a large file of the table of cuts."""
 
@@ -94,6 +96,9 @@ class LakeWorker:
         self._round_bytes = round_bytes
         self._iceberg: IcebergTables | None = None
         self._deleted: set[str] = set()
+        self._unmerged_rounds = 0
+        self._first_merged = 0
+        """The place of the topic whose table the next merge begins with."""
         self._reset()
 
     def _reset(self) -> None:
@@ -190,7 +195,9 @@ class LakeWorker:
         lakes.record_progress(lake.name, lake.id, {}, reason.message, reason.hint)
 
     def round(self) -> RoundResult:
-        """Run one round, merge small files, record the tables' offsets, and remove old versions.
+        """Run one round, record the tables' offsets, remove old versions, and merge small files.
+
+        A worker that is behind merges in every tenth round only.
 
         Raises: as :meth:`run_once`.
         """
@@ -209,9 +216,12 @@ class LakeWorker:
                 lake=self._lake.name,
             )
         self._note_deleted()
-        self._trim()
-        self._merge()
         self._record()
+        self._trim()
+        self._unmerged_rounds += 1
+        if not self._driver.is_behind or self._unmerged_rounds >= _UNMERGED_ROUNDS_MAX:
+            self._merge()
+            self._unmerged_rounds = 0
         problem = self._mirror()  # its old snapshots expire before their files
         self._expire()
         tables = self._tables.tables
@@ -254,9 +264,18 @@ class LakeWorker:
         self._driver.run(trim_cuts(self._tables.cuts, cluster, self._lake.id))
 
     def _merge(self) -> None:
+        """Merge a group of files of each table, until they have ``file_bytes`` together.
+
+        The next call begins with the following table.
+        """
         cluster, file_bytes = self._tables.cluster, self._lake.file_bytes
-        for name, topic in self._driver.topics.items():
-            table = self._tables.tables[name]
+        enough = self._driver.merged_bytes + file_bytes
+        names = deque(self._driver.topics)
+        names.rotate(-self._first_merged)
+        while names and self._driver.merged_bytes < enough:
+            name = names.popleft()
+            self._first_merged = (self._first_merged + 1) % len(self._driver.topics)
+            table, topic = self._tables.tables[name], self._driver.topics[name]
             try:
                 merged = self._driver.run(merge_table(table, cluster, topic.id, file_bytes))
             except UnsupportedType as error:  # of a column that another program added

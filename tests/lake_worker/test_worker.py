@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 import isolog
 from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
+from spark_stream.lake_worker import worker as worker_module
 from spark_stream.lake_worker.status import cuts_of, topics_of
 from spark_stream.lake_worker.worker import RoundResult
+from spark_stream.steps import Step
 from tests.lake_worker.lake_tables import rows_of, table_of
 
 NUMBERS = pa.schema([("n", pa.int32()), ("text", pa.string())])
@@ -150,6 +154,70 @@ def test_a_single_run_ends_at_the_records_of_its_first_round(log, tmp_path, monk
     assert rows_of(tmp_path, "t").num_rows == 2_000
     worker.run_once()
     assert check(log, tmp_path, "t").num_rows == 2_000 * (1 + len(results))
+
+
+def note_effects(worker: isolog.LakeWorker, log: isolog.Log, monkeypatch) -> list[object]:
+    """Return a list of the worker's steps, by their kind, and of its reports of offsets."""
+    effects: list[object] = []
+    carry_out, report = worker._driver._carry_out, log._lakes.record_progress
+
+    def noted_step(step: Step[Any]) -> Any:
+        effects.append(type(step))
+        return carry_out(step)
+
+    def noted_report(*args: Any) -> None:
+        effects.append("report")
+        report(*args)
+
+    monkeypatch.setattr(worker._driver, "_carry_out", noted_step)
+    monkeypatch.setattr(log._lakes, "record_progress", noted_report)
+    return effects
+
+
+def test_merges_wait_for_new_records_and_for_the_report_of_offsets(log, tmp_path, monkeypatch):
+    """A worker that stays behind merges in some rounds."""
+    monkeypatch.setattr(worker_module, "_UNMERGED_ROUNDS_MAX", 6)
+    log.create_topic("t", schema=NUMBERS)
+    for at in range(40):
+        append(log, "t", at * 100, 100)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l", round_bytes=4_000)
+    effects, has_merged = note_effects(worker, log, monkeypatch), []
+    while True:
+        effects.clear()
+        is_behind = worker.round().behind
+        if steps.MergeFiles in effects:
+            assert effects.index("report") < effects.index(steps.MergeFiles)
+        if not is_behind:
+            break
+        has_merged.append(steps.MergeFiles in effects)
+    assert len(has_merged) >= 6
+    assert [at for at, each in enumerate(has_merged, 1) if each and at % 6] == []
+    assert has_merged[5]
+    while steps.MergeFiles not in effects:
+        append(log, "t", 4_000, 10)
+        assert not worker.round().behind
+    check(log, tmp_path, "t")
+
+
+def test_merges_of_a_round_are_bounded_and_the_next_round_continues(log, tmp_path):
+    topics = ["a", "b", "c"]
+    for name in topics:
+        log.create_topic(name, schema=NUMBERS)
+    log.create_lake("l", topics, tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(4):
+        if at == 3:
+            size = max(
+                file.size for each in topics for file in table_of(tmp_path, each).files.values()
+            )
+            worker._lake = replace(worker._lake, file_bytes=6 * size)
+        for name in topics:
+            append(log, name, at * 10, 10)
+        worker.round()
+    assert [len(table_of(tmp_path, name).files) for name in topics] == [1, 1, 4]
+    worker.round()
+    assert [len(table_of(tmp_path, name).files) for name in topics] == [1, 1, 1]
 
 
 def test_offsets_of_removed_files_of_other_programs_are_dropped(log, tmp_path):
