@@ -19,7 +19,11 @@ from spark_stream.storage.settings import SETTINGS, AllowedRange, LogSettings, s
 _FILE: Final = Path(__file__).resolve().parents[1] / "conf" / "broker.toml"
 _NAME: Final = re.compile(r'#?"?([a-z][\w.]*)"? = ')
 _BOUNDS: Final = (("ge", "at least {}"), ("gt", "more than {}"), ("le", "at most {}"))
-_IDENTIFIER: Final = re.compile(r"\b(?:ISOLOG_\w+|[a-z]+(?:_[a-z]+)+)\b")
+_IDENTIFIER: Final = re.compile(
+    r"\b(?:ISOLOG_\w+|[a-z]+(?:_[a-z]+)+|[a-z.]+\.\*|"
+    + "|".join(re.escape(name) for name in SETTINGS if "." in name)
+    + r")(?!\w)"
+)
 
 
 class Explained(NamedTuple):

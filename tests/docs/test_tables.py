@@ -59,6 +59,14 @@ def test_every_option_setting_and_error_has_a_row() -> None:
     assert first_cells("errors.md") == classes - {IsologError.code, IsologError.__name__}
 
 
+def test_names_of_settings_are_code() -> None:
+    """As a text, the star of two patterns such as ``retention.*`` would begin and end italics."""
+    tables = "\n".join(TABLES[name]() for name in TABLES if name.startswith("settings"))
+    plain = re.sub(r"`[^`]*`", "", tables)
+    assert "*" not in plain
+    assert [name for name in SETTINGS if "." in name and name in plain] == []
+
+
 def test_every_command_has_a_section_with_all_its_options() -> None:
     text = (REFERENCE / "commands.md").read_text()
     assert "## `isolog produce`" in text
