@@ -4,6 +4,7 @@
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark. The colours
   and the icon are those of the console.
+* A mention of a decision, such as "decision 14", leads to it.
 * A search ranks the API and the formats below the pages for users, and decisions last.
 """
 
@@ -31,6 +32,7 @@ _BOOSTS: Final = {
 """The weights of pages about internals in a search. A title weighs 1000 times as much as a text."""
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
+_DECISION: Final = re.compile(r"(?<!\[)\bdecision (\d+)\b(?!\])")
 _PICTURE: Final = re.compile(r'<img alt="([^"]*)" src="[^"]*?pictures/([\w-]+\.svg)" ?/?>')
 _INTERNAL_TITLE: Final = re.compile(r' title="spark_stream\.[^"]*"')
 _LANGUAGES: Final = {".yml": "yaml", ".conf": "properties", ".service": "ini"}
@@ -68,10 +70,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             page.meta["search"] = {"boost": boost}
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
-    def point(target: str) -> str:
-        return posixpath.relpath(page_of(resolve(name, target)), posixpath.dirname(source) or ".")
+    def to_page(place: str) -> str:
+        return posixpath.relpath(page_of(place), posixpath.dirname(source) or ".")
 
-    return _with_links(markdown, point)
+    return _with_links(markdown, name, to_page)
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
@@ -126,13 +128,19 @@ def _outside(markdown: str, name: str) -> list[str]:
     return [each for each in found if not each.startswith("docs/")]
 
 
-def _with_links(markdown: str, point: Callable[[str], str]) -> str:
+def _with_links(markdown: str, name: str, to_page: Callable[[str], str]) -> str:
     def replace(found: re.Match[str]) -> str:
         target = found[0]
-        return target if "://" in target or target.startswith("mailto:") else point(target)
+        if "://" in target or target.startswith("mailto:"):
+            return target
+        return to_page(resolve(name, target))
+
+    def lead(found: re.Match[str]) -> str:
+        record = next((ROOT / "docs" / "decisions").glob(f"{int(found[1]):04}-*.md"), None)
+        return f"[{found[0]}]({to_page(_place(record))})" if record else found[0]
 
     parts = _FENCE.split(markdown)
-    parts[::2] = [_LINK.sub(replace, part) for part in parts[::2]]
+    parts[::2] = [_DECISION.sub(lead, _LINK.sub(replace, part)) for part in parts[::2]]
     return "".join(parts)
 
 

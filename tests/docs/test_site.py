@@ -47,5 +47,6 @@ def test_site_builds_without_warnings_and_loads_no_remote_files(
     assert {"decisions", "repository", "format.html"} <= last
     assert not last & {"how-to", "reference", "operations.html"}
     assert (tmp_path / "search" / "search_index.js").exists()  # for a site opened as files
+    assert "../decisions/0014-" in (tmp_path / "spark" / "write.html").read_text()
     picture = (tmp_path / "concepts" / "failover.html").read_text()
     assert re.search(r'<svg role="img" aria-label="Three scenes[^"]*"', picture)
