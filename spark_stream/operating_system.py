@@ -444,9 +444,9 @@ def peer_has_closed(sock: socket.socket) -> bool:
         poll.register(sock, hang_up)  # POLLHUP and POLLERR always count
         return bool(poll.poll(0))
     try:
-        return not sock.recv(1, socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0))
-    except BlockingIOError:
-        return False
+        with new_selector() as selector:
+            selector.register(sock, selectors.EVENT_READ)
+            return bool(selector.select(0)) and not sock.recv(1, socket.MSG_PEEK)
     except OSError:
         return True
 

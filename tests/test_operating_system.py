@@ -330,6 +330,17 @@ def test_a_closed_peer_is_detected_and_an_idle_one_is_not(
     assert peer_has_closed(mine)
 
 
+@pytest.mark.timeout(20)
+def test_a_look_at_an_idle_peer_does_not_block_without_msg_dontwait(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows lacks the flag, and the sockets of PySpark's workers block."""
+    monkeypatch.setattr(operating_system, "_native", lambda module, name: None)
+    monkeypatch.delattr(socket, "MSG_DONTWAIT")
+    pair[0].settimeout(1)
+    assert not peer_has_closed(pair[0])
+
+
 def test_a_closed_reader_of_a_pipe_is_detected() -> None:
     read, write = os.pipe()
     assert not reader_has_closed(write)
