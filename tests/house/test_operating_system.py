@@ -179,19 +179,38 @@ SIGN_OF_LINUX = "F_NOTIFY"
 """It is not called: it shows that numbers of ``ioctl`` are those of Linux."""
 
 
-def test_each_hidden_call_has_a_row_in_the_docs() -> None:
-    hidden = [
-        node.args[-1].value
+ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
+
+
+def names_given_to(*functions: str) -> list[str]:
+    """Return the constant names that the module passes to these functions."""
+    return [
+        each.value
         for node in ast.walk(ast.parse((ROOT / HOME).read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id in ("_native", "_of_libc")
-        and isinstance(node.args[-1], ast.Constant)
+        and node.func.id in functions
+        for each in node.args[:2]
+        if isinstance(each, ast.Constant) and isinstance(each.value, str)
     ]
+
+
+def test_each_hidden_call_has_a_row_in_the_docs() -> None:
+    hidden = names_given_to("_native", "_of_libc")
     assert len(hidden) > 8
-    rows = [line for line in TABLE.splitlines() if line.startswith("| `")]
-    calls = "\n".join(row.split("|")[1] for row in rows)
+    calls = "\n".join(row[0] for row in ROWS)
     assert [name for name in hidden if name not in calls and name != SIGN_OF_LINUX] == []
+
+
+def test_each_optional_call_is_in_the_docs() -> None:
+    """A call that a system may lack is looked up by its name."""
+    optional = names_given_to("getattr", "hasattr", "optional")
+    assert len(optional) > 12
+    assert [name for name in optional if name not in TABLE] == []
+
+
+def test_each_row_has_a_fallback_an_effect_and_a_test() -> None:
+    assert [row for row in ROWS if len(row) != 4 or not all(row) or "test_" not in row[3]] == []
 
 
 def test_tests_in_the_table_exist() -> None:
