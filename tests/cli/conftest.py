@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,15 @@ def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return Call(capfd)
 
 
+class Started(subprocess.Popen[bytes]):
+    """A started command. The failure of its test kills it, because it may run for hours."""
+
+    def __exit__(self, kind: type[BaseException] | None, *failure: Any) -> None:
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *failure)
+
+
 @dataclass(frozen=True)
 class Served:
     """A served log, a client of it, and commands with its address."""
@@ -72,12 +82,12 @@ class Served:
     def run(self, *arguments: str, stdin: str | bytes = b"") -> Result:
         return run(*arguments, stdin=stdin, ISOLOG_BOOTSTRAP=self.bootstrap)
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str) -> Started:
         """Start a command with pipes as its standard streams. SIGINT ends it."""
         # Background jobs of a shell ignore SIGINT, and the command would inherit that.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            return subprocess.Popen(
+            return Started(
                 [*COMMAND, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
