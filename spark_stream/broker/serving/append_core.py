@@ -79,7 +79,8 @@ class AppendStreamCore(Generic[F, W]):
         self.failure: IsologError | None = None
         """The error with which the stream ends early, or None."""
         self._frames: deque[F] = deque()
-        self._is_taking = True  # for the opening of the stream
+        self.is_taking = True
+        """Whether a thread takes frames, or opens the stream."""
         self._has_ended = False
         self._unanswered = 0
         self._answers: dict[int, deque[BatchPlace[W]]] = {}
@@ -111,16 +112,16 @@ class AppendStreamCore(Generic[F, W]):
 
     def begin_taking(self) -> bool:
         """Begin to take frames. Return False if there are none, or another thread takes them."""
-        if self._is_taking or not self._frames or not self._has_room:
+        if self.is_taking or not self._frames or not self._has_room:
             return False
-        self._is_taking = True
+        self.is_taking = True
         return True
 
     def next_frame(self) -> F | None:
         """Return the next frame. None: this thread must take no more."""
         if self._frames and self._has_room:
             return self._frames.popleft()
-        self._is_taking = False
+        self.is_taking = False
         return None
 
     @property
@@ -130,7 +131,7 @@ class AppendStreamCore(Generic[F, W]):
     @property
     def is_over(self) -> bool:
         """Whether all work of the stream is done."""
-        is_busy = self._is_taking or self._frames or self._unanswered or self._queues
+        is_busy = self.is_taking or self._frames or self._unanswered or self._queues
         return self._has_ended and not is_busy and not self._is_joining
 
     # -- batches ---------------------------------------------------------------------------------

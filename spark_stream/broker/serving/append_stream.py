@@ -4,12 +4,18 @@ It has no thread. Its frames arrive on the loop's thread. A pool for appends tak
 other: it decodes a frame, appends its batch if no wait is needed, and sends the acknowledgement. A
 batch that waits for its replication is acknowledged by the thread that handles the follower's
 report. No send blocks on a client.
+
+A client that waits for each acknowledgement sends one frame at a time. After a few of them the
+appending thread lingers: it reads the connection in place of the loop for a moment, so the next
+append needs no other thread. It gives the connection back to the loop before each append. So a slow
+disk or a held partition delays no other stream, not even of the same client.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -31,12 +37,17 @@ from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes
 from spark_stream.schema.evolution import evolves
 from spark_stream.schema.schemas import check_texts, mismatch
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.wire.stream_messages import AppendTo, Envelope
 
 logger = logger_of(__name__)
 
 _DEFERRED_WORK: Final = DeferredWork()
+LINGER_S: Final = 0.01
+"""The wait of an appending thread for the next frame of its stream."""
+_LONE_MIN: Final = 4
+"""The frames in a row that came one at a time, before an appending thread lingers."""
 _TURN_BATCHES: Final = 64
 """The batches of one stream in a row, before other streams use the thread."""
 
@@ -82,7 +93,8 @@ class AppendStream:
     """One stream of appends. ``over`` is called once, at its end.
 
     ``partition`` is the partition of batches without an envelope. ``start`` makes another thread
-    call :meth:`work`. By default a thread of the pool does it.
+    call :meth:`work`. By default a thread of the pool does it. ``channel`` is the connection on
+    which these threads may linger.
     """
 
     def __init__(
@@ -93,6 +105,7 @@ class AppendStream:
         over: Callable[[], None],
         partition: int | None = None,
         start: Callable[[], object] | None = None,
+        channel: SocketChannel | None = None,
     ) -> None:
         self._streams = streams
         self._client = client
@@ -100,11 +113,15 @@ class AppendStream:
         self._over = over
         self._partition = partition
         self._start_elsewhere = start
+        self._channel = channel
+        self._lone = 0  # frames that came one at a time, by the appending thread
         self._facts: StreamFacts
         self._hosted: HostedTopic
         self._schema: pa.Schema
         self._lock = threading.Lock()  # guards the fields below
         self._core: AppendStreamCore[AppendFrame, Append] = AppendStreamCore()
+        self._is_lingering = False  # the appending thread, without a frame
+        self._has_frame = False  # that thread, or it is about to wake with one
         self._is_gone = False  # the client
         self._is_over = False
         self._timer: Timer | None = None
@@ -170,8 +187,12 @@ class AppendStream:
             self._over()
 
     def _start(self) -> None:
-        """Make a thread call :meth:`work`."""
-        if self._start_elsewhere is None:
+        """Make a thread call :meth:`work`, or the lingering one take the frame."""
+        if self._is_lingering:
+            assert self._channel is not None
+            self._is_lingering, self._has_frame = False, True
+            self._channel.wake()
+        elif self._start_elsewhere is None:
             self._streams.pool.submit(self.work)
         else:
             self._start_elsewhere()
@@ -211,14 +232,37 @@ class AppendStream:
     # -- on a thread of the pool -------------------------------------------------------------------
 
     def work(self) -> None:
-        """Append the batches of received frames, one after the other."""
+        """Append the batches of received frames, one after the other. Then linger for more."""
+        self._append_frames()
+        while self._lone >= _LONE_MIN and self._linger():
+            self._append_frames()
+
+    def _linger(self) -> bool:
+        """Read the connection for a moment. Return whether a frame came for this thread."""
+        if self._channel is None:
+            return False
+        with self._lock:
+            if self._core.is_taking or self._is_lingering or self._is_over:
+                return False  # another thread appends, or waits for a frame
+            self._is_lingering, self._has_frame = True, False
+        self._streams.pool.linger(
+            partial(self._channel.read_until, lambda: self._has_frame, LINGER_S)
+        )
+        with self._lock:
+            self._is_lingering = False
+            if not self._has_frame:
+                self._lone = 0
+            return self._has_frame
+
+    def _append_frames(self) -> None:
         try:
             if not hasattr(self, "_facts"):
                 self._open()
-            for _ in range(_TURN_BATCHES):
+            for number in range(_TURN_BATCHES):
                 with self._lock:
                     frame = self._core.next_frame()
                     if frame is None:
+                        self._lone = self._lone + 1 if number == 1 else 0
                         self._advance()  # a frame may have arrived, or this was the last one
                         return
                 if frame.size:
@@ -229,10 +273,12 @@ class AppendStream:
                 logger.exception("a stream of appends failed")
                 error = InternalError(f"append: {type(error).__name__}: {error}")
             with self._lock:
+                self._lone = 0
                 self._core.fail(error)
                 self._core.next_frame()
                 self._advance()
         else:
+            self._lone = 0
             self._start()
 
     def _open(self) -> None:

@@ -6,6 +6,10 @@ broker that does not answer would block these few threads for ever. So if work i
 thread has taken any for ``PATIENCE_S``, the pool starts one more thread. (A long queue of quick
 work starts none, because it would not finish sooner.) Idle threads end after a while.
 
+A thread without other work may linger: it waits for the next frame of a connection, which then
+needs no change of threads. Lingering threads do not count among the usual ones, so no work waits
+for them.
+
 A pool may give way to another one: while it has a long queue, each of its threads lets the other
 pool's work run first. A single thread that constantly needs the interpreter makes an append four
 times slower, because the appending thread yields the interpreter in each system call.
@@ -34,6 +38,8 @@ _LONG_QUEUE: Final = 4  # queued work above which a pool gives way
 _GIVE_WAY_S: Final = 0.001
 _GIVE_WAY_CHECK_S: Final = 0.0001
 IDLE_S: Final = 5.0
+LINGERING_MAX: Final = 2
+"""The threads of a pool that linger. With more busy connections, changes of threads are rarer."""
 AT_ONCE: Final = 32
 """The calls of one connection that a pool runs or queues."""
 
@@ -82,6 +88,7 @@ class Pool:
         self._work: deque[Work] = deque()  # the queue
         self._taken_at = 0.0  # when work was last taken, or arrived at an empty queue
         self._threads = 0
+        self._lingering = 0
         self._can_start = True  # whether the last start of a thread succeeded
         self._idle: list[SimpleQueue[Work | None]] = []  # of each idle thread, the latest last
         self._is_checking = False
@@ -95,7 +102,7 @@ class Pool:
     @property
     def is_idle(self) -> bool:
         """Whether all threads are idle."""
-        return len(self._idle) >= self._threads
+        return len(self._idle) + self._lingering >= self._threads
 
     def submit(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
         """Call ``function(*args)`` on one of the threads. Return False if the pool has stopped."""
@@ -109,7 +116,7 @@ class Pool:
             if not self._work:
                 self._taken_at = time.monotonic()
             self._work.append(work)
-            if self._threads < self._usual:
+            if self._threads - self._lingering < self._usual:
                 self._start()
             if not self._is_checking:
                 self._is_checking = True
@@ -126,6 +133,18 @@ class Pool:
             return self.submit(function, *args)
         _deferred.work.append((function, args))
         return True
+
+    def linger(self, wait: Callable[[], object]) -> None:
+        """Call ``wait`` on the calling thread of the pool, unless other work is queued."""
+        with self._lock:
+            if self._work or self._stopped or self._lingering >= LINGERING_MAX:
+                return
+            self._lingering += 1
+        try:
+            wait()
+        finally:
+            with self._lock:
+                self._lingering -= 1
 
     def stop(self) -> None:
         """Drop the queue and end the threads. Running work is not interrupted."""

@@ -347,7 +347,8 @@ class Authentication:
 class ClientAppends:
     """A client's stream of appends, from the delay by its quota to its end.
 
-    It runs on the loop's thread, except for :meth:`_open`.
+    It runs on the loop's thread, except for :meth:`_open`. After its start a lingering thread may
+    handle its frames.
     """
 
     def __init__(
@@ -367,7 +368,9 @@ class ClientAppends:
         self._use.enter_context(serving.activity.call())
         throttle = Throttle(quotas, caller, Operation.WRITE)
         appender = ThrottledAppender(stream, throttle, loop, serving.refuse)
-        self._appends = AppendStream(serving.appends, appender, self._open, self._use.close)
+        self._appends = AppendStream(
+            serving.appends, appender, self._open, self._use.close, channel=stream.channel
+        )
         self._delayed = DelayedStart(
             quotas, caller, throttle, loop, stream, self._check, self._start, self._end
         )
@@ -399,6 +402,7 @@ class ClientAppends:
         self._serving.here.authorizer.check(self._identity.known(), self._needs, is_open=is_open)
 
     def _start(self) -> None:
+        self._stream.handles_anywhere = True
         if not self._serving.append_pool.submit(self._appends.work):
             self._end(BrokerStopping("the broker is stopping"))
 

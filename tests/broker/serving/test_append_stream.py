@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import select
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import isolog
 from isolog.errors import TransactionAborted
+from spark_stream.broker.process import Broker
+from spark_stream.broker.serving import append_stream
+from spark_stream.broker.serving.serving import Serving
+from spark_stream.operating_system import PORTABLE
+from spark_stream.wire.messages import FETCH
+from spark_stream.wire.stream_messages import Fetch
 from spark_stream.wire.transaction_messages import KillTransaction
 from tests.broker.stamped import Appender, Owner
 from tests.brokers import broker_here
-from tests.support import NUMBERS, Channel
+from tests.support import NUMBERS, Channel, act, eventually, range_of
 
 
 def test_batch_has_the_reason_if_its_transaction_is_aborted_just_before_its_append(
@@ -42,3 +52,120 @@ def test_batch_has_the_reason_if_its_transaction_is_aborted_just_before_its_appe
             )
             assert isinstance(error, TransactionAborted)
             assert "an operator aborted it" in error.message
+
+
+@pytest.fixture
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """A broker in this process whose appending threads linger for long."""
+    monkeypatch.setattr(append_stream, "LINGER_S", 20.0)
+    with broker_here(tmp_path) as found:
+        with isolog.connect(found.address) as log:
+            log.create_topic("t", partitions=2, schema=NUMBERS)
+        yield found
+
+
+needs_epoll = pytest.mark.skipif(
+    PORTABLE or not hasattr(select, "epoll"), reason="threads read for the loop with epoll only"
+)
+
+
+def lingering(broker: Broker, channel: Channel) -> Appender:
+    """Return a stream whose appending thread waits on its connection."""
+    stream = Appender(channel)
+    pool = broker._serving.append_pool
+
+    def lingers() -> bool:
+        stream.send(0)
+        stream.ack()
+        return pool._lingering > 0
+
+    eventually(lingers)
+    return stream
+
+
+@needs_epoll
+@pytest.mark.rule(
+    "the appending thread of a client that waits for each acknowledgement",
+    "broker/serving/append_stream.py",
+    "broker/serving/pool.py",
+)
+def test_a_client_that_waits_for_each_acknowledgement_needs_one_thread(broker, monkeypatch):
+    with Channel(broker.address) as channel:
+        stream = lingering(broker, channel)
+        pool, submitted = broker._serving.append_pool, list[str]()
+        submit = pool.submit
+
+        def count(*work: Any) -> bool:
+            submitted.append(work[0].__name__)
+            return submit(*work)
+
+        monkeypatch.setattr(pool, "submit", count)
+        for _ in range(100):
+            stream.send(0)
+            stream.ack()
+        assert len(submitted) < 50  # each second the loop reads once
+
+
+@needs_epoll
+@pytest.mark.parametrize("slow", ["disk", "lock"])
+def test_a_slow_disk_of_a_lingering_thread_delays_no_other_stream(broker, monkeypatch, slow):
+    """Neither of another client nor of the same one."""
+    partition = broker.core.host.topic("t").partition(0)
+    state, hangs, goes_on = partition._state, threading.Event(), threading.Event()
+    append = state.log.append
+
+    def hang(*entry: Any) -> Any:
+        hangs.set()
+        assert goes_on.wait(60)
+        return append(*entry)
+
+    with Channel(broker.address) as channel, Channel(broker.address) as other:
+        stream = lingering(broker, channel)
+        last = stream.append(0, None)["offset"]
+        if slow == "disk":
+            monkeypatch.setattr(state.log, "append", hang)
+            stream.send(0)
+            assert hangs.wait(20)
+        else:
+            state.lock.acquire()
+            stream.send(0)
+        for each in (channel, other):
+            assert act(each, "status")
+            assert "offset" in Appender(each).append(1, None)
+        if slow == "disk":
+            goes_on.set()
+        else:
+            assert "offset" in stream.append(1, None)  # its acknowledgement is the first
+            state.lock.release()
+        assert stream.ack()["offset"] == last + 1
+
+
+@pytest.mark.rule(
+    "the order of an acknowledgement and of the reads that it wakes",
+    "broker/serving/append_stream.py",
+)
+def test_an_append_is_acknowledged_before_it_wakes_five_hundred_readers(broker, monkeypatch):
+    acknowledged, woken = threading.Event(), list[int]()
+    wake = Serving._wake
+
+    def wake_later(serving: Serving, readers: Any) -> None:
+        assert acknowledged.wait(20)
+        woken.append(len(readers))
+        wake(serving, readers)
+
+    serving = broker._serving
+    monkeypatch.setattr(
+        serving,
+        "appends",
+        structs.replace(serving.appends, wake=lambda each: wake_later(serving, each)),
+    )
+    with Channel(broker.address) as channel, Channel(broker.address) as readers:
+        asked = Fetch(ranges=[range_of("t", 0, start=0, wait_ms=60_000)]).to_bytes()
+        waiting = [readers.open(FETCH, b"", asked, end=True) for _ in range(500)]
+        eventually(lambda: serving.fetches_waiting == 500)
+        assert Appender(channel).append(0, None)["offset"] == 0
+        assert woken == []
+        acknowledged.set()
+        for each in waiting:
+            assert each.receive(30) is not None
+    assert woken == [500]
