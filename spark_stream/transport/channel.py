@@ -1,10 +1,12 @@
 """A socket and the protocol core of its side: the shell that both clients and brokers use.
 
-The loop receives. Any thread sends: it writes as much as the socket takes without blocking, so that
-a small frame needs no other thread. The loop writes the rest.
+The loop receives, or in its place a thread that waits for an answer (``reading_turn``). Any thread
+sends: it writes as much as the socket takes without blocking, so that a small frame needs no other
+thread. The loop writes the rest.
 
-Locks: ``_lock`` guards the core and the socket's writing side. Events are passed on without it, on
-the loop's thread, in their order.
+Locks, in the order in which they are taken: ``_handling`` is held while bytes are received and
+their events are handled, so events are handled one after the other and in their order. ``_lock``
+guards the core and the socket's writing side.
 
 Receive buffers are reused (:class:`BufferPool`).
 """
@@ -13,6 +15,8 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
+import select
 import socket
 import ssl
 import sys
@@ -21,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from threading import get_ident
 from typing import Final, TypeAlias, TypeVar, TypeVarTuple
 
 import numpy as np
@@ -29,8 +34,15 @@ import numpy.typing as npt
 from spark_stream.loggers import logger_of
 from spark_stream.operating_system import UNIX_SOCKETS, send_parts
 from spark_stream.protocol import Bytes, Connection, Event, Lost
-from spark_stream.transport.lifetime import check_not_inside, new_lock, present_lifetime
-from spark_stream.transport.loop import READ, WRITE, Loop
+from spark_stream.transport.lifetime import (
+    check_not_inside,
+    in_child,
+    is_main_thread,
+    new_lock,
+    present_lifetime,
+)
+from spark_stream.transport.loop import READ, WRITE, Loop, WakeUp
+from spark_stream.transport.reading_turn import ReadingTurn
 
 logger = logger_of(__name__)
 
@@ -60,6 +72,7 @@ Array: TypeAlias = npt.NDArray[np.uint8]
 KEPT_BYTES_MAX: Final = 64 << 20
 """The maximum size of the buffers that a process keeps, in use or not."""
 
+_POLL_MAX_S: Final = 3600.0
 _UNREFERENCED: Final = 2  # by the list, and by the argument of getrefcount
 
 
@@ -93,7 +106,8 @@ class SocketChannel:
 
     ``drained`` is called on the loop's thread when data may be sent again after :attr:`is_clogged`.
     ``pauses``: read nothing while more than ``UNREAD_ABOVE`` bytes are unsent. Set it on one side
-    only: if both paused, both would wait forever.
+    only: if both paused, both would wait forever. ``handles_anywhere``: whether ``handle`` may get
+    an event on another thread than the loop's.
     """
 
     def __init__(
@@ -105,6 +119,7 @@ class SocketChannel:
         drained: Callable[[], None] | None = None,
         *,
         pauses: bool = False,
+        handles_anywhere: Callable[[Event], bool] | None = None,
     ) -> None:
         self._loop = loop
         self._sock = sock
@@ -112,7 +127,11 @@ class SocketChannel:
         self._handle = handle
         self._drained = drained
         self._pauses = pauses
+        self._handles_anywhere = handles_anywhere
+        self._handling = new_lock()
         self._lock = new_lock()
+        self._turn = ReadingTurn()
+        self._wake_up: WakeUp | None = None  # of the thread that waits
         self._lifetime = present_lifetime()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
@@ -195,13 +214,65 @@ class SocketChannel:
         """Close the connection, and send the reason to the peer."""
         self._loop.call_soon(self._refuse, code, message)
 
+    # -- on a thread that waits -----------------------------------------------------------------
+
+    def read_until(
+        self, is_done: Callable[[], bool], timeout_s: float | None = None
+    ) -> float | None:
+        """Read on the calling thread, in place of the loop, until ``is_done`` returns True.
+
+        Return earlier after the timeout, or if the loop has to read. Then the caller waits in
+        another way, for the rest of the timeout, which is returned. A thread that changes the
+        result of ``is_done`` calls :meth:`wake` afterwards. The main thread never reads, because an
+        exception of a signal handler would leave an event half handled.
+        """
+        if self._handles_anywhere is None or not self._loop.can_lend:
+            return timeout_s
+        if self._lifetime.is_parents or is_main_thread():
+            return timeout_s
+        if timeout_s is None:
+            self._read_before(math.inf, is_done)
+            return None
+        deadline = time.monotonic() + timeout_s
+        self._read_before(deadline, is_done)
+        return max(0.0, deadline - time.monotonic())
+
+    def _read_before(self, deadline: float, is_done: Callable[[], bool]) -> None:
+        thread, mine, has_taken = get_ident(), own_wake_up(), False
+        try:
+            with self._lock:
+                has_taken = not self._over and self._turn.take(thread)
+                if has_taken:
+                    self._wake_up = mine
+                self._watch()
+            while self._turn.has(thread) and not is_done():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return
+                if wait_readable(self._sock, mine, left_s) and self._turn.has(thread):
+                    with self._handling:
+                        self._receive(is_loop=False)
+        finally:
+            if has_taken:
+                with self._lock:
+                    self._wake_up = None
+                    self._turn.leave()
+                    self._watch()
+
+    def wake(self) -> None:
+        """Make a thread in :meth:`read_until` check whether it is done."""
+        wake_up = self._wake_up
+        if wake_up is not None and self._turn.waiting != get_ident():
+            wake_up.wake()
+
     # -- on the loop's thread -------------------------------------------------------------------
 
     def _refuse(self, code: str, message: str) -> None:
-        with self._lock:
-            events = self._connection.refuse(code, message)
-            self._flush()
-        self._hand_on(events)
+        with self._handling:
+            with self._lock:
+                events = self._connection.refuse(code, message)
+                self._flush()
+            self._hand_on(events)
 
     def _start(self) -> None:
         if self._over:
@@ -214,10 +285,13 @@ class SocketChannel:
     def _tick(self) -> None:
         if self._over:
             return
-        with self._lock:
-            events = self._connection.tick(time.monotonic())
-            self._flush()
-        self._hand_on(events)
+        with self._handling:
+            with self._lock:
+                self._turn.revoke()
+                self._watch()
+                events = self._connection.tick(time.monotonic())
+                self._flush()
+            self._hand_on(events)
         if not self._over:
             self._loop.call_later(self._connection.tick_s, self._tick)
 
@@ -234,20 +308,44 @@ class SocketChannel:
                     self._connection.on_heard(time.monotonic())  # the peer receives, so it is alive
                     self._watch()
             if was_clogged and not self.is_clogged and self._drained is not None:
-                self._drained()
-        if (events & READ or self._tls or self._connection.has_more) and not self._reads_soon:
+                with self._handling:
+                    self._drained()
+        has_ended = not events  # while a thread has the turn
+        may_read = events & READ or has_ended or self._tls or self._connection.has_more
+        if may_read and not self._reads_soon:
             self._read()
 
     def _read(self) -> None:
-        """Take one turn's share of the received data."""
+        with self._handling:
+            self._receive(is_loop=True)
+
+    def _read_rest(self) -> None:
         self._reads_soon = False
+        self._read()
+
+    def _watch_again(self) -> None:
+        with self._lock:
+            self._watch()
+
+    def _take_passed(self) -> None:
+        """Handle the events that another thread has received, and go on reading."""
+        with self._handling:
+            self._hand_on([])
+            with self._lock:
+                self._watch()
+            self._read()
+
+    # -- on the loop's thread, or on one that waits, with the lock of handling -------------------
+
+    def _receive(self, *, is_loop: bool) -> None:
+        """Take one turn's share of the received data."""
         share, is_empty = _Share(self._loop.share_s), False
-        while not self._over and not self._is_paused:
+        while not self._over and not self._is_paused and self._turn.may_receive:
             if share.is_used_up:
                 # What the core or OpenSSL holds makes no socket readable.
                 if self._connection.has_more or (self._tls and not is_empty):
                     self._reads_soon = True
-                    self._loop.call_soon(self._read)
+                    self._loop.call_soon(self._read_rest)
                 return
             target, into, count = self._connection.target, _scratch(), 0
             if not self._connection.has_more:
@@ -264,21 +362,43 @@ class SocketChannel:
                     return
                 except OSError as error:
                     self.failure = error
-                    self._lose(_reason(error))
+                    self._lose_by_loop(_reason(error), is_loop=is_loop)
                     return
                 if count == 0:
-                    self._lose("the peer closed the connection")
+                    self._lose_by_loop("the peer closed the connection", is_loop=is_loop)
                     return
             try:
                 events = self._received(into[:count] if target is None else None, count)
             except Exception as error:  # such as no memory: the rest of the stream is useless
                 logger.exception("received data could not be processed")
-                self._lose(f"received data could not be processed: {error}")
+                message = f"received data could not be processed: {error}"
+                self._lose_by_loop(message, is_loop=is_loop)
+                return
+            if not is_loop and not self._all_anywhere(events):
+                with self._lock:
+                    self._turn.pass_on(events)
+                    self._watch()
+                self._loop.call_soon(self._take_passed)
                 return
             self._hand_on(events)
             share.take(count)
         if self._is_paused:
+            with self._lock:
+                self._watch()
+
+    def _lose_by_loop(self, message: str, *, is_loop: bool) -> None:
+        """Lose the connection on the loop's thread, now or soon."""
+        if is_loop:
+            self._lose(message)
+            return
+        with self._lock:
+            self._turn.revoke()
             self._watch()
+        self._loop.call_soon(self._lose, message)
+
+    def _all_anywhere(self, events: list[Event]) -> bool:
+        assert self._handles_anywhere is not None
+        return all(map(self._handles_anywhere, events))
 
     def _decrypt(self, into: memoryview) -> tuple[int, bool]:
         """Receive the available bytes. OpenSSL returns one record of 16 KiB with each call.
@@ -311,6 +431,10 @@ class SocketChannel:
             return events
 
     def _hand_on(self, events: list[Event]) -> None:
+        """Handle events, after those that were passed to the loop."""
+        if not self._turn.may_receive:
+            with self._lock:
+                events = self._turn.take_passed() + events
         for event in events:
             if isinstance(event, Lost):
                 self._close()
@@ -320,9 +444,10 @@ class SocketChannel:
                 logger.exception("event of a connection could not be handled: %r", event)
 
     def _lose(self, message: str) -> None:
-        with self._lock:
-            events = self._connection.closed_by_peer(message)
-        self._hand_on(events)
+        with self._handling:
+            with self._lock:
+                events = self._connection.closed_by_peer(message)
+            self._hand_on(events)
 
     def _close(self) -> None:
         with self._lock:
@@ -332,6 +457,8 @@ class SocketChannel:
             self._over = True
             self._unsent.clear()
             self._unsent_bytes = 0
+            self._turn.revoke()
+        self.wake()
         # Closing a socket that has unread bytes resets the connection, and the peer loses what it
         # has not read yet: the reason, and the last answers.
         with suppress(OSError):
@@ -394,7 +521,7 @@ class SocketChannel:
         wants = bool(self._unsent)
         if wants is not self._wants_write:
             self._wants_write = wants
-            self._loop.call_soon(self._watch)
+            self._loop.call_soon(self._watch_again)
 
     def _send_some(self) -> int:
         if self._tls:  # after a partial write, OpenSSL requires the same bytes again
@@ -412,9 +539,14 @@ class SocketChannel:
         return self._pauses and self._unsent_bytes + _PART_BYTES * parts > UNREAD_ABOVE
 
     def _watch(self) -> None:
-        if not self._over:
-            events = (0 if self._is_paused else READ) | (WRITE if self._wants_write else 0)
-            self._loop.watch(self._sock, events, self._ready)
+        """Watch the socket for the work of the loop. For any thread, if the turn changed."""
+        if self._over:
+            return
+        writes = WRITE if self._wants_write else 0
+        if self._turn.is_loops:
+            self._loop.watch(self._sock, (0 if self._is_paused else READ) | writes, self._ready)
+        else:
+            self._loop.lend(self._sock, writes, self._ready)
 
 
 def _joined(parts: list[Bytes], few: int) -> Iterator[Bytes]:
@@ -448,6 +580,50 @@ def _reason(error: OSError) -> str:
     if error.errno in (errno.EPIPE, errno.ECONNRESET):
         return "the peer closed the connection"
     return str(error)
+
+
+class _OwnWakeUp(WakeUp):
+    """The wake-up of one thread, which ends with the thread."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+_own = threading.local()
+
+
+@in_child
+def _leave_parent() -> None:
+    """Close this process's copy of the parent's wake-up, in a child that was just forked."""
+    global _own
+    _own = threading.local()
+
+
+def own_wake_up() -> WakeUp:
+    """Return the wake-up of this thread."""
+    found: WakeUp | None = getattr(_own, "wake_up", None)
+    if found is None:
+        found = _own.wake_up = _OwnWakeUp()
+    return found
+
+
+def wait_readable(sock: socket.socket, wake_up: WakeUp, timeout_s: float) -> bool:
+    """Wait until the socket is readable, or another thread wakes this one, or for the timeout.
+
+    Return whether the socket is readable.
+    """
+    poll = select.poll()
+    try:
+        poll.register(sock, select.POLLIN)
+    except ValueError:  # the loop has closed it
+        return False
+    poll.register(wake_up.reading, select.POLLIN)
+    wait_ms = None if timeout_s == math.inf else math.ceil(min(timeout_s, _POLL_MAX_S) * 1000)
+    ready = poll.poll(wait_ms)
+    woken = wake_up.reading.fileno()
+    if any(descriptor == woken for descriptor, _ in ready):
+        wake_up.drain()
+    return any(descriptor != woken for descriptor, _ in ready)
 
 
 class BufferPool:

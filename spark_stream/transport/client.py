@@ -115,7 +115,12 @@ class ClientChannel:
             allocate=BUFFERS.allocate,
         )
         self._channel = SocketChannel(
-            client_loop(), sock, connection, self._handle, self._streams.on_drained
+            client_loop(),
+            sock,
+            connection,
+            self._handle,
+            self._streams.on_drained,
+            handles_anywhere=self._streams.handles_anywhere,
         )
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
             self.close()

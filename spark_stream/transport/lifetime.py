@@ -179,6 +179,11 @@ class ProcessBound:
         raise NotPicklable(f"a {type(self).__name__} cannot be pickled or copied")
 
 
+def is_main_thread() -> bool:
+    """Return whether signal handlers run on the calling thread."""
+    return threading.current_thread() is threading.main_thread()
+
+
 def new_lock(*, is_brief: bool = True) -> Lock:
     """Return a reentrant lock whose copy in a forked child is always unlocked.
 

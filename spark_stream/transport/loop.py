@@ -58,18 +58,44 @@ class Timer:
         self.callback, self.args = None, ()
 
 
+class WakeUp:
+    """A socket that becomes readable when another thread calls :meth:`wake`."""
+
+    def __init__(self) -> None:
+        self.reading, self._waking = socket.socketpair()
+        self.reading.setblocking(False)
+        self._waking.setblocking(False)
+
+    def wake(self) -> None:
+        """Make the socket readable. Any thread may call this."""
+        with suppress(OSError):  # it is readable already, or closed
+            self._waking.send(b"\0")
+
+    def drain(self) -> None:
+        """Make the socket unreadable until the next call of :meth:`wake`."""
+        with suppress(BlockingIOError):
+            self.reading.recv(4096)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.reading.close()
+        self._waking.close()
+
+
 class Loop:
     """A thread that serves sockets and timers, from the construction to :meth:`close`."""
 
     def __init__(self, name: str) -> None:
         self._selector = new_selector()
+        self.can_lend = hasattr(selectors, "EpollSelector") and isinstance(
+            self._selector, selectors.EpollSelector
+        )
+        """Whether :meth:`lend` works. Only epoll follows changes while the loop waits."""
         self._soon: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
-        self._reading, self._waking = socket.socketpair()
-        self._reading.setblocking(False)
-        self._waking.setblocking(False)
-        self._selector.register(self._reading, READ, self._drain)
+        self._wake_up = WakeUp()
+        self._selector.register(self._wake_up.reading, READ, self._drain)
         self._sleeping = False
         self.share_s = SHARE_S_MAX
         """The time that each ready socket may use in this turn."""
@@ -83,7 +109,7 @@ class Loop:
         """Call this on the loop's thread, after all earlier requests."""
         self._soon.append((callback, args))
         if self._sleeping:
-            self._wake()
+            self._wake_up.wake()
 
     def call_later(self, delay_s: float, callback: Callable[[*Ts], object], *args: *Ts) -> Timer:
         """Call this on the loop's thread after ``delay_s`` seconds, unless it is cancelled."""
@@ -114,9 +140,10 @@ class Loop:
         sockets = [key.fileobj for key in self._selector.get_map().values()]
         with suppress(OSError):  # a child does not inherit a kqueue
             self._selector.close()
-        for each in (*sockets, self._waking):
+        for each in sockets:
             assert isinstance(each, socket.socket)
             each.close()
+        self._wake_up.close()
 
     # -- from callbacks -------------------------------------------------------------------------
 
@@ -130,16 +157,20 @@ class Loop:
         except KeyError:
             self._selector.register(sock, events, ready)
 
+    def lend(self, sock: socket.socket, events: int, ready: Ready) -> None:
+        """Watch a watched socket for other events, or for none but its end. For any thread.
+
+        ``ready`` is called with 0 when the connection ends. Callers change a socket one at a time.
+        """
+        with suppress(KeyError, ValueError):  # it is not watched
+            self._selector.modify(sock, events, ready)
+
     def forget(self, sock: socket.socket) -> None:
         """Stop watching a socket, if it is watched. Call this on the loop's thread."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(sock)
 
     # -- the thread -----------------------------------------------------------------------------
-
-    def _wake(self) -> None:
-        with suppress(OSError):  # it has been woken already, or has ended
-            self._waking.send(b"\0")
 
     def _add_timer(self, due: float, timer: Timer) -> None:
         heapq.heappush(self._timers, (due, next(self._numbers), timer))
@@ -148,8 +179,7 @@ class Loop:
         self._closed = True
 
     def _drain(self, _: int) -> None:
-        with suppress(BlockingIOError):
-            self._reading.recv(4096)
+        self._wake_up.drain()
 
     def _run(self) -> None:
         while not self._closed:
@@ -168,7 +198,7 @@ class Loop:
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.close()
         self._selector.close()
-        self._waking.close()
+        self._wake_up.close()
 
     def _next_due(self) -> float | None:
         while self._timers and self._timers[0][2].callback is None:

@@ -346,7 +346,13 @@ class _Session:
         self.serve: Serve = _serve_nothing
         self._streams = Streams(incoming.address)
         self._channel = SocketChannel(
-            server.loop, sock, connection, self._handle, self._streams.on_drained, pauses=True
+            server.loop,
+            sock,
+            connection,
+            self._handle,
+            self._streams.on_drained,
+            pauses=True,
+            handles_anywhere=self._streams.handles_anywhere,
         )
 
     @property

@@ -41,7 +41,10 @@ logger = logger_of(__name__)
 E = TypeVar("E")
 StreamEvent = Received | Credited | Failed | Cancelled | Lost
 Handle = Callable[[StreamEvent], None]
-"""A handler of a stream's events. It runs on the loop's thread, and must not block."""
+"""A handler of a stream's events. It must not block.
+
+It runs on the loop's thread, or also on a thread that waits if :attr:`Stream.handles_anywhere`.
+"""
 
 _EMPTY_BYTES: Final = Received(0, b"", b"", end=True).size
 ERROR_BYTES_MAX: Final = 256 << 10
@@ -84,10 +87,11 @@ class Stream:
     """
 
     __slots__ = (
-        "_channel",
         "_forget",
         "_is_done",
+        "channel",
         "handle",
+        "handles_anywhere",
         "has_ended",
         "number",
         "over",
@@ -97,13 +101,16 @@ class Stream:
     def __init__(
         self, channel: SocketChannel, number: int, peer: str, forget: Callable[[int], object]
     ) -> None:
-        self._channel = channel
+        self.channel = channel
+        """The connection of the stream."""
         self._forget = forget
         self._is_done = False  # both sides have sent their last frames
         self.number = number
         self.peer = peer
         """The address of the other side."""
         self.handle: Handle = ignore
+        self.handles_anywhere = False
+        """Whether a thread that waits for an answer may call ``handle`` in place of the loop's."""
         self.has_ended = False
         """Whether this side has ended it: by its last frame, an error, or a cancellation."""
         self.over: Failed | Cancelled | Lost | None = None
@@ -112,7 +119,7 @@ class Stream:
     @property
     def version(self) -> int:
         """The version of the protocol that both sides speak."""
-        return self._channel.version
+        return self.channel.version
 
     def send(
         self, header: Bytes, body: Body = b"", *, end: bool = False, more: bool = False
@@ -130,7 +137,7 @@ class Stream:
         def act(core: Connection) -> bool:
             if self.has_ended or self.over is not None or not core.is_open(self.number):
                 raise StreamOver(f"stream {self.number} has ended")
-            if not is_last and (self._channel.is_clogged or not core.may_send(self.number)):
+            if not is_last and (self.channel.is_clogged or not core.may_send(self.number)):
                 return False
             core.send(self.number, header, body, end=end)
             if end:
@@ -138,16 +145,16 @@ class Stream:
                 self._forget_if_over(core)
             return True
 
-        return self._channel.command(act, more=more)
+        return self.channel.command(act, more=more)
 
     def flush(self) -> None:
         """Send the frames that wait for others."""
-        self._channel.command(_change_nothing)
+        self.channel.command(_change_nothing)
 
     def take_last(self, event: Received) -> None:
-        """Handle the last frame. It is called on the loop's thread."""
+        """Handle the last frame."""
         self.handle(event)
-        self._channel.command(self._forget_if_over)
+        self.channel.command(self._forget_if_over)
 
     def _forget_if_over(self, core: Connection) -> None:
         if not core.is_open(self.number):
@@ -167,13 +174,13 @@ class Stream:
 
     def grant_credit(self, size: int) -> None:
         """Grant the other side credit for ``size`` more bytes."""
-        self._channel.command(Connection.grant_credit, self.number, size)
+        self.channel.command(Connection.grant_credit, self.number, size)
 
     def fail(self, error: bytes) -> None:
         """End the stream with an error in the application's encoding. For brokers."""
         self.has_ended = True
         self._leave()
-        self._channel.command(Connection.fail, self.number, error)
+        self.channel.command(Connection.fail, self.number, error)
 
     def cancel(self) -> None:
         """Cancel the stream, and get no more events. For clients.
@@ -186,7 +193,7 @@ class Stream:
         self.has_ended = True
         self.over = self.over or Cancelled(self.number)
         self._leave()
-        self._channel.command_soon(Connection.cancel, self.number)
+        self.channel.command_soon(Connection.cancel, self.number)
 
 
 class Streams:
@@ -206,7 +213,7 @@ class Streams:
         self._streams.pop(number, None)
 
     def dispatch(self, event: Event) -> None:
-        """Pass an event to its stream. It is called on the loop's thread."""
+        """Pass an event to its stream. For the loop's thread, and for one that waits."""
         match event:
             case Received() | Credited():
                 found = self._streams.get(event.stream)
@@ -225,6 +232,13 @@ class Streams:
                     _call_guarded(each.break_off, event)
             case _:
                 pass
+
+    def handles_anywhere(self, event: Event) -> bool:
+        """Return whether another thread than the loop's may dispatch the event."""
+        if not isinstance(event, Received | Credited | Failed):
+            return False
+        found = self._streams.get(event.stream)
+        return found is None or found.handles_anywhere
 
     def on_drained(self) -> None:
         """Pass ``Credited`` to all streams. It is called on the loop's thread."""
@@ -252,6 +266,7 @@ class BlockingStream:
         self._received: queue.SimpleQueue[StreamEvent | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._ended = False
+        stream.handles_anywhere = True
         stream.handle = self.take
 
     @property
@@ -265,9 +280,10 @@ class BlockingStream:
         return self._stream.over is not None
 
     def take(self, event: StreamEvent) -> None:
-        """Queue an event. It is called on the loop's thread."""
+        """Queue an event."""
         if not isinstance(event, Credited):
             self._received.put(event)
+            self._stream.channel.wake()
         if not isinstance(event, Received):
             with self._changed:
                 self._changed.notify_all()
@@ -281,6 +297,8 @@ class BlockingStream:
         """
         if self._ended:
             return None
+        if self._received.empty():
+            timeout_s = self._stream.channel.read_until(self._has_received, timeout_s)
         try:
             event = self._received.get(timeout=timeout_s)
         except queue.Empty:
@@ -335,8 +353,12 @@ class BlockingStream:
         self._stream.cancel()
         self._wake()
 
+    def _has_received(self) -> bool:
+        return not self._received.empty()
+
     def _wake(self) -> None:
         self._received.put(None)
+        self._stream.channel.wake()
         with self._changed:
             self._changed.notify_all()
 

@@ -38,6 +38,7 @@ from spark_stream.client.writing.core import (
     WakeAt,
 )
 from spark_stream.client.writing.lanes import Outgoing, ProducerIdentity
+from spark_stream.client.writing.promises import Answers
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import (
     BrokerUnavailable,
@@ -48,6 +49,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import Lock, new_lock
 from spark_stream.transport.loop import Loop, Timer
@@ -88,8 +90,10 @@ class ProducerLoop:
         settings: Settings,
         lock: Lock,
         finished: Callable[[], None],
+        answers: Answers,
     ) -> None:
         self._connection = connection
+        self._answers = answers
         self._call_s = min(_CALL_S, connection.timeout_s)
         self._topics = topics
         self._settings = settings
@@ -215,6 +219,7 @@ class ProducerLoop:
                         leader_epoch=instruction.leader_epoch,
                     )
                     stream.send(envelope.to_bytes(), instruction.batch)
+                    self._answers.channel = stream.channel
             case WakeAt():
                 if self._timer is not None:
                     self._timer.cancel()
@@ -354,9 +359,9 @@ _CREDIT_BYTES: Final = 8 << 10  # much less than a stream may have in flight
 class AppendStream:
     """A stream of appends to one topic. Call :meth:`start` first.
 
-    ``answered`` and ``ended`` are called with its ``number`` on the loop's thread, and must not
-    block. ``ended`` is not called for a stream that this side ended or cancelled. Any thread may
-    send, without a wait.
+    ``answered`` and ``ended`` are called with its ``number`` on the loop's thread, or on one that
+    waits for an answer, and must not block. ``ended`` is not called for a stream that this side
+    ended or cancelled. Any thread may send, without a wait.
     """
 
     def __init__(
@@ -390,8 +395,15 @@ class AppendStream:
         except TRANSPORT_ERRORS as error:
             raise self._shared.failure_of(error) from None
 
+    @property
+    def channel(self) -> SocketChannel:
+        """The connection of the stream."""
+        assert self._stream is not None
+        return self._stream.channel
+
     def _begin(self, stream: Stream) -> Handle:
         self._stream = stream
+        stream.handles_anywhere = True
         return self._handle
 
     def send(self, envelope: bytes, batch: Outgoing) -> None:
@@ -422,7 +434,7 @@ class AppendStream:
         self._is_over = True
         self._stream.cancel()
 
-    # -- on the loop's thread -------------------------------------------------------------------
+    # -- on the loop's thread, or on one that waits for an answer ---------------------------------
 
     def _handle(self, event: StreamEvent) -> None:
         assert self._stream is not None

@@ -31,6 +31,7 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, RecordNotAttempted, UnknownOutcome
 from spark_stream.loggers import logger_of
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.lifetime import (
     Lifetime,
     ProcessBound,
@@ -87,6 +88,14 @@ class Failure(Struct, eq=False):
         self.is_reported = True
 
 
+class Answers:
+    """The connection on which a producer's next answers arrive, for threads that wait for them."""
+
+    def __init__(self) -> None:
+        self.channel: SocketChannel | None = None
+        """The connection of the latest batch. None before the first batch."""
+
+
 class Failures:
     """The unreported failures of a producer, in order."""
 
@@ -98,6 +107,7 @@ class Failures:
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
         """The first error since :meth:`clear`, reported or not."""
+        self.answers = Answers()
 
     def add(self, failure: Unreported) -> None:
         """Add a failure, just before its futures are settled."""
@@ -134,6 +144,7 @@ class Promise(ProcessBound, Future[Written]):
     """A future whose callbacks do not run on the thread that settles it."""
 
     _failure: ReportableFailure | None = None
+    _read: SocketChannel | None = None  # by the last thread that waited
 
     def __init__(self, failures: Failures) -> None:
         super().__init__()
@@ -142,6 +153,10 @@ class Promise(ProcessBound, Future[Written]):
     @property
     def _lifetime(self) -> Lifetime:
         return self._failures.lifetime
+
+    @property
+    def _answers(self) -> Answers:
+        return self._failures.answers
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error, as any future does. Then no flush raises it again.
@@ -152,6 +167,7 @@ class Promise(ProcessBound, Future[Written]):
         if self._state not in _SETTLED:  # without a lock, which a thread of the parent may hold
             self._lifetime.check()
             check_may_wait()
+            timeout = self._read_answer(timeout)
         error = super().exception(timeout)
         if self._failure is not None:
             self._failure.mark_reported()
@@ -161,6 +177,28 @@ class Promise(ProcessBound, Future[Written]):
         """Return the result or raise the error, as any future does. No flush raises it again."""
         self.exception(timeout)
         return super().result(timeout)
+
+    def cancel(self) -> bool:
+        """Cancel the future, as any future."""
+        is_cancelled = super().cancel()
+        self._wake()
+        return is_cancelled
+
+    def _read_answer(self, timeout: float | None) -> float | None:
+        """Read the producer's connection until the future is done. Return the rest of a timeout."""
+        channel = self._answers.channel
+        if channel is None:
+            return timeout
+        self._read = channel  # before the first check of the state
+        return channel.read_until(self._is_settled, timeout)
+
+    def _is_settled(self) -> bool:
+        return self._state in _SETTLED or self.cancelled()
+
+    def _wake(self) -> None:
+        """Wake a thread that reads the connection."""
+        if self._read is not None:
+            self._read.wake()
 
     def add_done_callback(self, fn: Callable[[Future[Written]], object]) -> None:
         """Add a callback, as for any future. It may wait, and may call the producer."""
@@ -190,6 +228,7 @@ class Promise(ProcessBound, Future[Written]):
             self.set_exception(outcome)
         else:
             self.set_result(outcome)
+        self._wake()
 
 
 class SpreadPromise:
@@ -249,6 +288,10 @@ class RecordPromise(Promise):
     def _lifetime(self) -> Lifetime:
         return self._outcomes.lifetime
 
+    @property
+    def _answers(self) -> Answers:
+        return self._outcomes.answers
+
     def __getattr__(self, name: str) -> Any:
         """Become a complete future on the first use of a missing attribute."""
         if name not in _MADE_LATER:
@@ -272,6 +315,7 @@ class Outcomes:
         self._failures = failures
         self.lifetime = failures.lifetime
         """The lifetime of the producer's process."""
+        self.answers = failures.answers
         self._lock = failures.lock
         self._watched: dict[int, list[RecordPromise]] = {}  # complete futures, by their rows' parts
         self._settled: dict[int, _Part] = {}  # by number

@@ -6,7 +6,8 @@ the calls.
 
 Threads: a producer has none. Callers send records from their thread if this needs no wait. The
 process's loop sends records that have waited for their linger, for an acknowledgement or for
-credit, and settles batches. So no caller waits for a broker, except for room, and in ``flush``.
+credit, and settles batches. So no caller waits for a broker, except for room, and in ``flush``. A
+thread that waits for its own batch may read and settle in place of the loop (``reading_turn``).
 
 Locks, in the order in which they are taken: ``_order`` is held while records are passed to the
 core, so that they stay in order. ``_lock`` guards everything else, and is never held for long.
@@ -138,6 +139,7 @@ class Sender:
             settings,
             self._lock,
             self._on_finished,
+            self.failures.answers,
         )
         self._core = self._loop.core
         self._pending: dict[str, list[_Waiting]] = {}

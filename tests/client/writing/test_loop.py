@@ -14,7 +14,7 @@ from spark_stream.client.writing.buffer import Share
 from spark_stream.client.writing.core import AllSettled, ProducerCore, SettleBatch
 from spark_stream.client.writing.lanes import Outgoing, Settlement
 from spark_stream.client.writing.loop import ProducerLoop, Settings
-from spark_stream.client.writing.promises import Failures, SpreadPromise
+from spark_stream.client.writing.promises import Answers, Failures, SpreadPromise
 from spark_stream.client.writing.sender import AppendedPart
 
 
@@ -30,7 +30,7 @@ def test_batches_after_a_failing_callback_are_settled(
     connection, nothing = cast(Any, SimpleNamespace(timeout_s=1.0)), cast(Any, None)
     settings = Settings("replicated", 0.0, 1, 1, 1000)
     shell = ProducerLoop(
-        connection, nothing, settings, threading.Lock(), lambda: settled.append("all")
+        connection, nothing, settings, threading.Lock(), lambda: settled.append("all"), Answers()
     )
     row = pa.record_batch({"n": [1]})
     batches = [Outgoing(row, 0, 1.0, each) for each in (_fail, settled.append)]
