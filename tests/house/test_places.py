@@ -7,6 +7,8 @@ A test of ``spark_stream/client/log.py`` is ``tests/client/test_log.py``, or
 from __future__ import annotations
 
 import ast
+import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -113,3 +115,11 @@ def test_stray_file_is_reported_with_its_folder():
     found = fault(PurePath("client/reading/test_groups.py"), text, code)
     assert found is not None
     assert "tests/client/test_log.py or tests/client/test_log_groups.py" in found
+
+
+def test_no_timeout_of_a_test_exceeds_that_of_a_hang() -> None:
+    """The process ends at the latter, without a report of the tests before."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    text = "".join(each.read_text() for each in TESTS.rglob("test_*.py"))
+    longest = max(map(int, re.findall(r"mark\.timeout\(([0-9_]+)\)", text)))
+    assert settings["timeout"] < longest < settings["faulthandler_timeout"]
