@@ -54,8 +54,9 @@ class Block(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Whether this module runs the block."""
-        return self.mark is None and not self.title.startswith(NOT_RUN)
+        """Whether this module runs the block. A fence without a language is a diagram."""
+        is_code = bool(self.language or self.title)
+        return is_code and self.mark is None and not self.title.startswith(NOT_RUN)
 
 
 def blocks(name: str) -> Iterator[Block]:
