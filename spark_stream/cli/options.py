@@ -413,6 +413,19 @@ def log(bootstrap: str | None, path: Path | None, *, makes: bool = False) -> Ite
         yield Log(opened)
 
 
+def seconds_of(option: str, text: str | None) -> float | None:
+    """Parse a duration, such as ``90s``, ``1h`` or ``30d``. Return None without one."""
+    if text is None:
+        return None
+    if (found := _AGO.fullmatch(text)) is None:
+        raise InvalidOption(
+            f"{option} takes a duration, not {text!r}",
+            hint="Give a number with a unit: 90s, 30m, 12h or 7d.",
+            option=option,
+        )
+    return int(found[1]) * timedelta(**{_UNITS[found[2]]: 1}).total_seconds()
+
+
 def position_of(option: str, text: str) -> Place:
     """Parse a position: ``earliest``, ``latest``, an offset (-N: N before the end) or a time.
 

@@ -50,6 +50,8 @@ class LakesClient:
         file_bytes: int,
         iceberg: str | None = None,
         *,
+        version_retention: float | None = None,
+        file_retention: float | None = None,
         check: bool = True,
     ) -> LakeDescription:
         """Create a lake, if each topic can have a Delta table.
@@ -90,6 +92,8 @@ class LakesClient:
             freshness_ms=round(1_000 * freshness),
             file_bytes=file_bytes,
             iceberg=iceberg,
+            version_retention_ms=_milliseconds(version_retention),
+            file_retention_ms=_milliseconds(file_retention),
         )
         return self._connection.call(request)
 
@@ -129,6 +133,10 @@ class LakesClient:
             stopped_hint=stopped_hint[:STOPPED_MAX],
         )
         self._connection.call(request)
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else round(1_000 * seconds)
 
 
 def _check_iceberg(catalog: str | None) -> None:

@@ -561,6 +561,8 @@ class Log(ProcessBound):
         freshness: float = FRESHNESS_S_DEFAULT,
         file_bytes: int = FILE_BYTES_DEFAULT,
         iceberg: str | None = None,
+        version_retention: float | None = None,
+        file_retention: float | None = None,
         check: bool = True,
     ) -> LakeDescription:
         """Create a lake: Delta tables with the committed records of topics.
@@ -577,6 +579,10 @@ class Log(ProcessBound):
             iceberg: A catalog of pyiceberg's configuration, where the tables are also Iceberg
                 tables (``"CATALOG"``, or ``"CATALOG.NAMESPACE"``). The namespace is the lake's name
                 by default.
+            version_retention: Seconds for which versions can be read, at least 60. None for 30
+                days. It is the property ``delta.logRetentionDuration`` of each table.
+            file_retention: Seconds for which files that a merge replaced stay, at least 60. None
+                for 7 days. It is the property ``delta.deletedFileRetentionDuration``.
             check: Write a file into the location first, and look for the files of brokers and the
                 tables of others. It needs the keys of an object store in this process too. False
                 leaves this to the worker, and to a person who reads its errors.
@@ -601,7 +607,15 @@ class Log(ProcessBound):
             'trades'
         """
         return self._lakes.create(
-            name, topics, location, freshness, file_bytes, iceberg, check=check
+            name,
+            topics,
+            location,
+            freshness,
+            file_bytes,
+            iceberg,
+            version_retention=version_retention,
+            file_retention=file_retention,
+            check=check,
         )
 
     def lakes(self) -> list[LakeDescription]:

@@ -18,12 +18,14 @@ from spark_stream.structs import Name, OffsetField, PartitionField, Positional, 
 FRESHNESS_MS_MIN: Final = 1_000
 FRESHNESS_MS_DEFAULT: Final = 60_000
 FILE_BYTES_DEFAULT: Final = 128 << 20
+RETENTION_MS_MIN: Final = 60_000
 STOPPED_MAX: Final = 1_000
 ICEBERG_NAME: Final = r"\A[A-Za-z0-9_-]{1,64}(\.[A-Za-z0-9_-]{1,64})?\Z"
 """The name of a catalog in pyiceberg's configuration, and perhaps a namespace."""
 
 FreshnessField = Annotated[int, Meta(ge=FRESHNESS_MS_MIN, le=86_400_000)]
 FileBytesField = Annotated[int, Meta(ge=1 << 10, le=1 << 34)]
+RetentionField = Annotated[int, Meta(ge=RETENTION_MS_MIN, le=100 * 365 * 86_400_000)]
 StoppedField = Annotated[str, Meta(max_length=STOPPED_MAX)]
 IcebergName = Annotated[str, Meta(pattern=ICEBERG_NAME)]
 LakeId = Annotated[str, Meta(pattern=r"\A[a-z0-9-]{1,64}\Z")]
@@ -62,6 +64,9 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         stopped: The reason why the worker stopped, or "". It is hidden from callers without the
             right to describe all topics.
         stopped_hint: The remedy.
+        version_retention_ms: The time for which versions of new tables are kept. None for the
+            default of Delta tables.
+        file_retention_ms: The same for files that a merge replaced.
     """
 
     name: Name
@@ -76,6 +81,8 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
     iceberg: IcebergName | None = None
     stopped: StoppedField = ""
     stopped_hint: StoppedField = ""
+    version_retention_ms: RetentionField | None = None
+    file_retention_ms: RetentionField | None = None
 
 
 class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):

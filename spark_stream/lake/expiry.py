@@ -60,6 +60,21 @@ def duration_ms(table: Table, name: str, default_ms: int) -> int:
     return sum(int(number) * _UNITS_MS[unit.lower()] for number, unit in parts)
 
 
+def retention_properties(version_ms: int | None, file_ms: int | None) -> dict[str, str]:
+    """Return the properties of a table with these durations. A duration of None is the default."""
+    given = {LOG_RETENTION: version_ms, FILE_RETENTION: file_ms}
+    return {name: _interval(ms) for name, ms in given.items() if ms is not None}
+
+
+def _interval(ms: int) -> str:
+    unit = next(
+        each
+        for each in ("day", "hour", "minute", "second", "millisecond")
+        if ms % _UNITS_MS[each] == 0
+    )
+    return f"interval {ms // _UNITS_MS[unit]} {unit}s"
+
+
 def expire_table(table: Table, due_ms: dict[str, int]) -> Script[int]:
     """Remove expired versions and files of a table. Return the number of removed files.
 

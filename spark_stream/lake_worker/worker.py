@@ -24,7 +24,7 @@ from spark_stream.errors import (
     UnknownTopic,
     UnsupportedType,
 )
-from spark_stream.lake.expiry import expire_table
+from spark_stream.lake.expiry import expire_table, retention_properties
 from spark_stream.lake.merging import merge_table, range_of_cuts
 from spark_stream.lake.retention import trim_cuts, trim_table
 from spark_stream.lake.rounds import Lake, run_round
@@ -113,6 +113,9 @@ class LakeWorker:
         )
         names = [each.name for each in self._lake.topics]
         self._tables = Lake(self._lake.id, self._connection.cluster_id or "", names)
+        of = self._lake
+        durations = retention_properties(of.version_retention_ms, of.file_retention_ms)
+        self._tables.properties.update(durations)
         self._recorded: dict[str, dict[int, int]] = {}
         self._recorded_s = 0.0
         self._expiry_due_ms: dict[str, int] = {}

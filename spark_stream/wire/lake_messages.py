@@ -11,6 +11,7 @@ from spark_stream.consistency.lakes import (
     IcebergName,
     LakeDescription,
     LakeId,
+    RetentionField,
     StoppedField,
     Tiered,
 )
@@ -25,6 +26,7 @@ class CreateLake(Call[LakeDescription], name="create-lake", needs=to_create_lake
 
     ``lake_id``: unique to this request. A retry succeeds if an earlier attempt created the lake.
     ``location``: an absolute folder, or a URL without keys. ``iceberg``: the name of a catalog.
+    ``version_retention_ms``, ``file_retention_ms``: properties of new tables.
     """
 
     lake: Name
@@ -34,6 +36,8 @@ class CreateLake(Call[LakeDescription], name="create-lake", needs=to_create_lake
     freshness_ms: FreshnessField
     file_bytes: FileBytesField
     iceberg: IcebergName | None = None
+    version_retention_ms: RetentionField | None = None
+    file_retention_ms: RetentionField | None = None
 
 
 class LakeList(Message):

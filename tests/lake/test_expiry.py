@@ -21,6 +21,7 @@ from spark_stream.lake.expiry import (
     LOG_RETENTION_MS,
     duration_ms,
     possible_floors,
+    retention_properties,
 )
 from spark_stream.lake.steps import CHECKPOINT, VERSION, LogFile
 from spark_stream.lake.storage.cleaning import orphans
@@ -168,6 +169,17 @@ def test_durations_are_properties_of_the_table(text, expected_ms):
     assert duration_ms(table, LOG_RETENTION, LOG_RETENTION_MS) == expected_ms
     assert duration_ms(table, FILE_RETENTION, FILE_RETENTION_MS) == 7 * DAY_MS
     assert duration_ms(Table("u"), LOG_RETENTION, 5) == 5
+
+
+@pytest.mark.parametrize("ms", [1, 1_500, 90_000, 1_800_000, 12 * DAY_MS // 24, 30 * DAY_MS])
+def test_durations_of_a_lake_are_read_back_from_the_properties(ms):
+    table = new_table("t", "i", NUMBERS)
+    assert table.metadata is not None
+    table.metadata.configuration.update(retention_properties(ms, None))
+    assert duration_ms(table, LOG_RETENTION, LOG_RETENTION_MS) == ms
+    assert duration_ms(table, FILE_RETENTION, FILE_RETENTION_MS) == FILE_RETENTION_MS
+    table.metadata.configuration.update(retention_properties(None, ms))
+    assert duration_ms(table, FILE_RETENTION, FILE_RETENTION_MS) == ms
 
 
 def test_a_floor_is_an_old_version_with_a_checkpoint():

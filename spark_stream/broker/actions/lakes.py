@@ -29,6 +29,8 @@ def create_lake(context: BrokerContext, asked: CreateLake) -> LakeDescription:
         asked.file_bytes,
         context.transactions.now_ms(),
         iceberg=asked.iceberg,
+        version_retention_ms=asked.version_retention_ms,
+        file_retention_ms=asked.file_retention_ms,
     )
     return context.transactions.run(lakes.create(lake))
 

@@ -24,6 +24,7 @@ from spark_stream.cli.options import (
     log,
     note,
     position_of,
+    seconds_of,
 )
 from spark_stream.cli.output.texts import ago, cell, console, duration, size_text, wall_ms
 from spark_stream.errors import InvalidOption
@@ -72,6 +73,22 @@ def create(
             show_default=False,
         ),
     ] = None,
+    version_retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Time for which versions can be read, such as 12h or 90d. Default: 30d.",
+            show_default=False,
+        ),
+    ] = None,
+    file_retention: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AGE",
+            help="Time for which files that a merge replaced stay. Default: 7d.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option(help="Check the location and the packages of this machine first.")
     ] = True,
@@ -81,6 +98,8 @@ def create(
     \b
     isolog lake create shop --topics orders,audit --location lake/ --path data/
     """
+    version_s = seconds_of("--version-retention", version_retention)
+    file_s = seconds_of("--file-retention", file_retention)
     with log(bootstrap, path) as opened:
         names = [each.strip() for each in topics.split(",") if each.strip()]
         made = opened.create_lake(
@@ -90,6 +109,8 @@ def create(
             freshness=freshness,
             file_bytes=file_bytes,
             iceberg=iceberg,
+            version_retention=version_s,
+            file_retention=file_s,
             check=check,
         )
     note(f"created lake {made.name} at {made.location}")
@@ -118,6 +139,8 @@ def list_(
                 "created_ms": each.created_ms,
                 "recorded_ms": each.recorded_ms,
                 "iceberg": each.iceberg,
+                "version_retention_ms": each.version_retention_ms,
+                "file_retention_ms": each.file_retention_ms,
                 "omitted": each.omitted,
                 "stopped": each.stopped,
                 "stopped_hint": each.stopped_hint,

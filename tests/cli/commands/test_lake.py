@@ -13,7 +13,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
+from spark_stream.lake.expiry import (
+    DAY_MS,
+    FILE_RETENTION,
+    FILE_RETENTION_MS,
+    LOG_RETENTION,
+    LOG_RETENTION_MS,
+)
 from tests.broker.metrics.scraping import page, scraped
 from tests.cli.conftest import Call, Served
 from tests.lake_worker.lake_tables import rows_of
@@ -159,6 +167,31 @@ def test_the_list_shows_the_reason_of_a_stop(here, lake, served):
     served.log._lakes.record_progress("l", lake_id, {}, "it was restored", "Create another.")
     shown = here("lake", "list")
     assert "the worker of lake l stopped: it was restored (Create another.)" in shown.err
+
+
+def test_durations_of_a_lake_are_properties_of_its_tables(here, served, tmp_path):
+    served.log.create_topic("short", schema="n bigint")
+    ages = ["--version-retention", "2d", "--file-retention", "90m"]
+    create = ["lake", "create", "s", "--topics", "short", "--location", str(tmp_path)]
+    for bad, code in (("2", 2), ("1s", 1)):
+        refused = here(*create, "--file-retention", bad)
+        assert (refused.code, "retention" in refused.err) == (code, True)
+    assert here(*create, *ages).code == 0
+    (listed,) = json.loads(here("lake", "list", "--output", "json").out)
+    assert (listed["version_retention_ms"], listed["file_retention_ms"]) == (2 * DAY_MS, 5_400_000)
+    assert here("lake", "run", "s", "--once").code == 0
+    for name in ("short", "_cuts"):
+        properties = DeltaTable(tmp_path / name).metadata().configuration
+        assert properties[LOG_RETENTION] == "interval 2 days"
+        assert properties[FILE_RETENTION] == "interval 90 minutes"
+    served.log.drop_lake("s")
+    served.log.delete_topic("short")
+
+
+def test_the_help_has_the_defaults_of_durations(here):
+    shown = " ".join(here("lake", "create", "--help").out.replace("│", " ").split())
+    assert f"Default: {LOG_RETENTION_MS // DAY_MS}d" in shown
+    assert f"Default: {FILE_RETENTION_MS // DAY_MS}d" in shown
 
 
 def test_clean_removes_only_old_files_that_no_version_has(here, lake):
