@@ -75,7 +75,7 @@ class ObjectStore:
         self._exists = exceptions.AlreadyExistsError, exceptions.PreconditionError
         self._failed = exceptions.BaseError, OSError
         self._denied = exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
-        endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
+        endpoint = _endpoint()
         options = {"timeout": timeout, "connect_timeout": "10s"}
         if endpoint.startswith("http://"):
             options["allow_http"] = "true"
@@ -188,6 +188,21 @@ class ObjectStore:
         elif isinstance(error, self._denied):
             hint = f"The keys do not permit it. Check {variables}, and the rules of the bucket."
         return LakeUnavailable(fault, hint=hint)
+
+
+def _endpoint() -> str:
+    """Return the address of another S3, or ""."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if (text := os.environ.get(name)) is None:
+            continue
+        if not text.startswith(("http://", "https://")):  # obstore would panic
+            raise InvalidOption(
+                f"the variable {name} is no address: {text!r}",
+                hint="Set it to one that begins with http:// or https://, or unset it.",
+                option=name,
+            )
+        return text
+    return ""
 
 
 class _Upload(io.RawIOBase):

@@ -112,6 +112,14 @@ def test_an_unknown_bucket_is_reported_with_the_remedy(objects):
     assert "AWS_ENDPOINT_URL" in refused.value.hint
 
 
+@pytest.mark.parametrize("text", ["", "localhost:9000"])
+def test_an_endpoint_without_a_scheme_is_refused(objects, monkeypatch, text):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", text)
+    with pytest.raises(InvalidOption, match="AWS_ENDPOINT_URL is no address") as refused:
+        check("s3://lake/x")
+    assert "http://" in refused.value.hint
+
+
 def test_missing_keys_are_reported_with_their_variables(objects, monkeypatch):
     for each in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(each)
