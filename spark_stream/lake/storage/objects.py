@@ -75,7 +75,7 @@ class ObjectStore:
         self._exists = exceptions.AlreadyExistsError, exceptions.PreconditionError
         self._failed = exceptions.BaseError, OSError
         self._denied = exceptions.PermissionDeniedError, exceptions.UnauthenticatedError
-        endpoint = _endpoint()
+        endpoint = _endpoint() if location.startswith("s3") else ""
         options = {"timeout": timeout, "connect_timeout": "10s"}
         if endpoint.startswith("http://"):
             options["allow_http"] = "true"

@@ -267,9 +267,12 @@ def _sync_folder(folder: Path) -> None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error of a library. Some add their own state below it."""
+    """Return the first line of an error of a library, without the body of an answer in XML.
+
+    Some libraries add their own state below it.
+    """
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0].partition(": <?xml")[0] if lines else type(error).__name__
 
 
 def _unavailable(root: Path, error: OSError) -> LakeUnavailable:
