@@ -124,6 +124,8 @@ def sql(
         ):
             # Otherwise an unknown table is looked up among the variables of this module.
             database.execute("SET python_enable_replacements = false; SET TimeZone = 'UTC'")
+            # In a program without a file (python -c) DuckDB prints a progress bar among the rows.
+            database.execute("SET enable_progress_bar = false")
             result = _result(duckdb, database, datasets, statement)
             with standard_output() as sink:
                 _write(_convertible(result), shape, sink, utf8=datasets.are_default)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 
 import isolog
 from spark_stream.client.reading import datasets
-from tests.cli.conftest import Call, Served, run
+from tests.cli.conftest import TIMEOUT_S, Call, Served, run
 from tests.lake.local_lake import LocalLake
 from tests.support import eventually
 
@@ -304,6 +305,19 @@ def test_ctrl_c_ends_a_statement_that_computes(served, orders):
         eventually(lambda: used().user > 5, timeout_s=120)
         running.send_signal(signal.SIGINT)
         assert running.wait(30) == -signal.SIGINT
+
+
+def test_a_long_statement_prints_no_progress_among_its_rows(served):
+    """By default DuckDB prints it after two seconds in a program without a file."""
+    program = "import sys; from spark_stream.cli.app import execute; execute(sys.argv[1:])"
+    statement = "SELECT current_setting('enable_progress_bar') AS bar"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "sql", statement, "--bootstrap", served.bootstrap],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert (done.stdout, done.stderr) == ('{"bar":false}\n', "")
 
 
 def test_a_failed_test_kills_its_statement(served):
