@@ -302,7 +302,7 @@ class LakeTables:
                     if each.topic_id in names
                     for number, at in each.offsets.items()
                 }
-                for cut in read_cuts(opened.files, opened.table)
+                for cut in reversed(list(read_cuts(opened.files, opened.table)))
             ]
         return []
 

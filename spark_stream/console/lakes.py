@@ -6,6 +6,7 @@ read for the page of one lake alone, once for each request.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, Final
 
 from spark_stream.client.leaders import Partitions
@@ -90,6 +91,6 @@ def tables_of(log: Log, name: str) -> dict[str, Any]:
                 "time_ms": each.time_ms,
                 "versions": {of.topic: of.version for of in each.entries if of.topic in visible},
             }
-            for each in reversed(cuts_of(lake)[-_CUTS_MAX:])
+            for each in islice(cuts_of(lake), _CUTS_MAX)
         ],
     }

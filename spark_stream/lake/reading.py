@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from spark_stream.errors import LakeUnavailable
+from spark_stream.lake.delta.actions import AddFile
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.lake.delta.statistics import ANY, Interval, bounds, newest
 from spark_stream.lake.delta.table import Table
+from spark_stream.lake.merging import range_of_cuts
 from spark_stream.lake.steps import Cut, CutEntry
 
 T = TypeVar("T")
@@ -110,29 +112,37 @@ def stored_bytes(table: Table, partition: int, start: int, end: int) -> int:
     return total
 
 
-def read_cuts(files: TableFiles, cuts: Table) -> list[Cut]:
-    """Return the recorded cuts of a lake, the first one first.
+def read_cuts(files: TableFiles, cuts: Table) -> Iterator[Cut]:
+    """Yield the recorded cuts of a lake, the last one first. Read a file when it is needed.
 
     Raises:
         LakeUnavailable: A file cannot be read, or was removed after the table was read.
     """
     import pyarrow.parquet as pq  # slow, and only needed here
 
-    found: dict[int, Cut] = {}
-    for file in cuts.files.values():
-        try:
-            with files.open_read(f"{cuts.at}/{unquote(file.path)}") as data:
-                rows = pq.read_table(data).to_pylist()
-        except OSError as error:
-            raise LakeUnavailable(
-                f"a file of the table {cuts.at} cannot be read: {error}"
-            ) from None
-        for row in rows:
-            time_ms = (row["time"] - _EPOCH) // timedelta(milliseconds=1)
-            cut = found.setdefault(row["cut"], Cut(row["cut"], time_ms, []))
-            offsets = dict(row["offsets"])
-            cut.entries.append(CutEntry(row["topic"], row["topic_id"], row["version"], offsets))
-    return [found[number] for number in sorted(found)]
+    def numbers(file: AddFile) -> Interval:
+        found = range_of_cuts(file)
+        return ANY if found is None else (found.first, found.last)
+
+    for chain in reversed(list(_chains(cuts.files.values(), numbers))):
+        found: dict[int, Cut] = {}
+        for file in chain:
+            try:
+                with files.open_read(f"{cuts.at}/{unquote(file.path)}") as data:
+                    rows = pq.read_table(data).to_pylist()
+            except OSError as error:
+                raise LakeUnavailable(
+                    f"a file of the table {cuts.at} cannot be read: {error}"
+                ) from None
+            for row in rows:
+                time_ms = (row["time"] - _EPOCH) // timedelta(milliseconds=1)
+                cut = found.setdefault(row["cut"], Cut(row["cut"], time_ms, []))
+                entry = CutEntry(
+                    row["topic"], row["topic_id"], row["version"], dict(row["offsets"])
+                )
+                cut.entries.append(entry)
+        for number in sorted(found, reverse=True):
+            yield found[number]
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -177,19 +177,19 @@ def _deleted(name: str) -> LakeStopped:
     )
 
 
-def cuts_of(lake: LakeDescription) -> list[Cut]:
-    """Return the recorded cuts whose versions have not expired, the oldest first.
+def cuts_of(lake: LakeDescription) -> Iterator[Cut]:
+    """Yield the recorded cuts whose versions have not expired, the last one first.
 
     Raises:
         LakeUnavailable: The location did not answer.
     """
     store = open_store(lake.location)
     floors = {each.name: read_floor(store, each.name) for each in lake.topics}
-    return [
-        cut
-        for cut in read_cuts(store, read_table(store, CUTS))
-        if all(each.version >= floors.get(each.topic, 0) for each in cut.entries)
-    ]
+    for cut in read_cuts(store, read_table(store, CUTS)):
+        # Versions of later cuts are not less, so all cuts before an expired one have expired.
+        if any(each.version < floors.get(each.topic, 0) for each in cut.entries):
+            return
+        yield cut
 
 
 def orphans_of(lake: LakeDescription, now_ms: int) -> list[StoredFile]:

@@ -16,6 +16,7 @@ from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
+from spark_stream.lake.storage.stores import LocalStore
 from spark_stream.lake_worker import worker as worker_module
 from spark_stream.lake_worker.status import cuts_of, topics_of
 from spark_stream.lake_worker.worker import RoundResult
@@ -321,9 +322,27 @@ def test_cuts_are_merged_and_listed(log, tmp_path):
         append(log, "t", at * 10, 10)
         worker.run_once()
     assert len(table_of(tmp_path, "_cuts").files) < 5
-    cuts = cuts_of(log.describe_lake("l"))
-    assert [cut.number for cut in cuts] == list(range(len(cuts)))
+    cuts = list(cuts_of(log.describe_lake("l")))
+    assert [cut.number for cut in cuts] == list(reversed(range(len(cuts))))
     assert len(cuts) >= 9
+
+
+def test_last_cuts_are_read_from_the_last_files(log, tmp_path, monkeypatch):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(9):
+        append(log, "t", at * 10, 10)
+        worker.run_once()
+    opened = []
+    open_read = LocalStore.open_read
+    monkeypatch.setattr(
+        LocalStore, "open_read", lambda self, path: opened.append(path) or open_read(self, path)
+    )
+    last = next(cuts_of(log.describe_lake("l")))
+    assert len(table_of(tmp_path, "_cuts").files) > 1
+    assert len([path for path in opened if path.startswith("_cuts/")]) == 1
+    assert last.entries[0].offsets == {0: 90}
 
 
 def test_a_worker_stops_at_a_folder_with_another_table(log, tmp_path):

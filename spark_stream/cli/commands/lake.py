@@ -352,6 +352,7 @@ def versions(
     isolog lake versions shop --path data/ --at 1h
     """
     from datetime import UTC, datetime
+    from itertools import islice
 
     from spark_stream.lake_worker.status import cuts_of
 
@@ -359,10 +360,12 @@ def versions(
     if moment is not None and not isinstance(moment, datetime):
         raise InvalidOption(f"--at takes a time, not {at!r}", option="--at")
     with log(bootstrap, path) as opened:
-        found = cuts_of(opened.describe_lake(name))
-    if moment is not None:
-        limit = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-        found = [each for each in found if each.time_ms <= limit.timestamp() * 1_000][-1:]
+        cuts = cuts_of(opened.describe_lake(name))
+        if moment is None:
+            found = list(cuts)[::-1]
+        else:
+            limit_ms = moment.timestamp() * 1_000
+            found = list(islice((each for each in cuts if each.time_ms <= limit_ms), 1))
     shown = [(each, datetime.fromtimestamp(each.time_ms / 1_000, UTC)) for each in found]
     if output is Listing.JSON:
         rows = [
