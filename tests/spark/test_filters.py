@@ -118,6 +118,7 @@ def test_dataframe_that_is_read_several_times_has_each_querys_rows(
         assert frame.where("n >= 1990").unionAll(frame.where("n < 5")).count() == 15
 
 
+@pushes_filters
 def test_spark_keeps_taken_filters_for_the_next_query_over_the_dataframe(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
@@ -128,6 +129,7 @@ def test_spark_keeps_taken_filters_for_the_next_query_over_the_dataframe(
         assert frame.count() == 10
 
 
+@pushes_filters
 def test_pushed_filter_and_option_filter_both_apply(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
@@ -138,6 +140,7 @@ def test_pushed_filter_and_option_filter_both_apply(
         same(found, rows.where("n in (95, 96, 97, 98, 99, 1901, 1902)"))
 
 
+@pushes_filters
 def test_comparisons_that_differ_at_the_leader_are_left_to_spark(
     spark: SparkSession, rows: DataFrame, queries: Queries, topic: str
 ):
@@ -149,6 +152,7 @@ def test_comparisons_that_differ_at_the_leader_are_left_to_spark(
         queries.read(topic, caseless, filter="name = 'NAME 8'").collect()
 
 
+@pushes_filters
 @pytest.mark.full  # without a JVM: tests/datasource/reading/test_reader_pushing.py
 def test_a_decimal_that_python_may_have_rounded_is_left_to_spark(
     spark: SparkSession, queries: Queries, topic: str
@@ -169,6 +173,7 @@ def test_a_decimal_that_python_may_have_rounded_is_left_to_spark(
         assert pushed.count() == 1
 
 
+@pushes_filters
 def test_kafkas_columns_are_filtered(
     spark: SparkSession, queries: Queries, log: isolog.Log, topic: str
 ):

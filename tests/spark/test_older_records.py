@@ -16,6 +16,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import isolog
+from spark_stream.datasource.spark.releases import PUSHES_FILTERS
 from tests.lake.local_lake import LocalLake
 from tests.spark.conftest import Queries
 from tests.spark.releases import passes_limits
@@ -111,7 +112,7 @@ def batches(queries: Queries, older: LakeTopic, level: str, moment: int) -> dict
         "ends": read(endingOffsets=f'{{"{name}":{{"0":90,"1":-1,"2":60}}}}'),
         "time": read(startingTimestamp=moment),
         "filter": read(filter="n > 50 and n < 2100 and name like 'name%'"),
-        "where": read(pushFilters=True).where("n between 30 and 2120 and name is null"),
+        "where": read(pushFilters=PUSHES_FILTERS).where("n between 30 and 2120 and name is null"),
     }
     return {each: rows_of(frame) for each, frame in frames.items()}
 
