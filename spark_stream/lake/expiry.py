@@ -31,7 +31,7 @@ from spark_stream.lake.steps import (
     ReadVersion,
     Script,
 )
-from spark_stream.lake.versions import catch_up
+from spark_stream.lake.versions import catch_up, confirm
 
 DAY_MS: Final = 86_400_000
 LOG_RETENTION: Final = "delta.logRetentionDuration"
@@ -79,10 +79,14 @@ def expire_table(table: Table, due_ms: dict[str, int]) -> Script[int]:
     """Remove expired versions and files of a table. Return the number of removed files.
 
     ``due_ms``: by table, the time of the next removal of versions. It is updated.
+
+    Raises:
+        LakeStopped: A file of the table is missing, such as one that should replace removed ones.
     """
     yield from catch_up(table)
     if table.version < 0:
         return 0
+    yield from confirm(table)
     now_ms = yield from Now()
     removed = yield from _expire_files(table, now_ms)
     if table.at not in due_ms:

@@ -20,6 +20,7 @@ from spark_stream.lake.expiry import (
     LOG_RETENTION,
     LOG_RETENTION_MS,
     duration_ms,
+    expire_table,
     possible_floors,
     retention_properties,
 )
@@ -188,3 +189,17 @@ def test_a_floor_is_an_old_version_with_a_checkpoint():
     files.append(LogFile("", 25, "checkpoint.0000000001.0000000002.parquet", 0))
     assert possible_floors(files, 290) == [20, 10]
     assert possible_floors(files, 100) == []
+
+
+def test_merged_files_stay_if_the_new_file_is_missing(log, tmp_path, monkeypatch):
+    worker = made(log, tmp_path)
+    merged = [path for path in tmp_path.glob("t/*.parquet") if path.name.startswith("merged-")]
+    old = {path.name for path in tmp_path.glob("t/*.parquet")} - {path.name for path in merged}
+    for path in merged:
+        path.unlink()
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY_MS * 1_000_000)
+    worker._reset()
+    with pytest.raises(LakeStopped, match="has files that were removed"):
+        worker._driver.run(expire_table(worker._tables.tables["t"], {}))
+    assert {path.name for path in tmp_path.glob("t/*.parquet")} == old
