@@ -488,6 +488,8 @@ class LakeWorld:
         assert version == len(versions), "a version was skipped"
         versions.append(actions)
         self.put_at.setdefault(table, []).append(self.clock)
+        if table == CUTS and any(each.remove is not None for each in actions):
+            assert self.table(CUTS).files, "all cuts were removed"
         self.put_hook(table)
         return True
 
