@@ -166,7 +166,9 @@ def _open_table(lake: Lake, table: Table, of: str, schema: pa.Schema) -> Script[
     yield from catch_up(table)
     is_same = before >= 0 and table.version == before
     if is_same and (yield from ReadVersion(table.at, before)) is None:
-        raise _missing(table, f"version {before} was there before")
+        yield from catch_up(table)
+        if table.version == before:  # else it expired during a pause of this worker
+            raise _missing(table, f"version {before} was there before")
     if table.version < 0:
         if recorded := _recorded_of(lake, of):
             raise _missing(table, f"the brokers recorded its offsets {recorded}")
