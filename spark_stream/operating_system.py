@@ -12,6 +12,7 @@ Windows has clients only. It has no file locks, which protect the directory of a
 from __future__ import annotations
 
 import errno
+import math
 import os
 import selectors
 import signal
@@ -429,6 +430,29 @@ def new_selector() -> selectors.BaseSelector:
     if PORTABLE:
         return getattr(selectors, "PollSelector", selectors.SelectSelector)()  # Windows lacks poll
     return selectors.DefaultSelector()
+
+
+def follows_changes(selector: selectors.BaseSelector) -> bool:
+    """Return whether other threads may register sockets while one waits. Only epoll permits it."""
+    kind = getattr(selectors, "EpollSelector", None)
+    return kind is not None and isinstance(selector, kind)
+
+
+def wait_for_any(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]:
+    """Return the descriptors that are readable, closed or failed, once there is one.
+
+    The set is empty after the timeout. For systems with :func:`follows_changes`.
+
+    Raises:
+        ValueError: A socket was closed before.
+    """
+    import select
+
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, select.POLLIN)
+    ready = poll.poll(None if timeout_s == math.inf else math.ceil(timeout_s * 1000))
+    return {descriptor for descriptor, _ in ready}
 
 
 def peer_has_closed(sock: socket.socket) -> bool:

@@ -394,6 +394,18 @@ def test_a_variable_hides_each_call_of_linux() -> None:
 def test_epoll_is_used_where_it_is(portable: bool) -> None:
     with operating_system.new_selector() as selector:
         assert isinstance(selector, selectors.EpollSelector) is not portable
+        assert operating_system.follows_changes(selector) is not portable
+
+
+def test_a_wait_for_sockets_returns_those_with_data(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    assert operating_system.wait_for_any(pair, 0) == set()
+    pair[0].send(b"x")
+    assert operating_system.wait_for_any(pair, 60) == {pair[1].fileno()}
+    pair[1].close()
+    with pytest.raises(ValueError, match="descriptor"):
+        operating_system.wait_for_any(pair, 0)
 
 
 @pytest.fixture

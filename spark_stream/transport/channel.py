@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import itertools
 import math
-import select
 import socket
 import ssl
 import sys
@@ -32,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spark_stream.loggers import logger_of
-from spark_stream.operating_system import UNIX_SOCKETS, send_parts
+from spark_stream.operating_system import UNIX_SOCKETS, send_parts, wait_for_any
 from spark_stream.protocol import Bytes, Connection, Event, Lost
 from spark_stream.transport.lifetime import (
     check_not_inside,
@@ -612,18 +611,14 @@ def wait_readable(sock: socket.socket, wake_up: WakeUp, timeout_s: float) -> boo
 
     Return whether the socket is readable.
     """
-    poll = select.poll()
     try:
-        poll.register(sock, select.POLLIN)
+        ready = wait_for_any([sock, wake_up.reading], min(timeout_s, _POLL_MAX_S))
     except ValueError:  # the loop has closed it
         return False
-    poll.register(wake_up.reading, select.POLLIN)
-    wait_ms = None if timeout_s == math.inf else math.ceil(min(timeout_s, _POLL_MAX_S) * 1000)
-    ready = poll.poll(wait_ms)
     woken = wake_up.reading.fileno()
-    if any(descriptor == woken for descriptor, _ in ready):
+    if woken in ready:
         wake_up.drain()
-    return any(descriptor != woken for descriptor, _ in ready)
+    return bool(ready - {woken})
 
 
 class BufferPool:

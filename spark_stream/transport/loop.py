@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Final, TypeVarTuple
 
 from spark_stream.loggers import logger_of
-from spark_stream.operating_system import new_selector
+from spark_stream.operating_system import follows_changes, new_selector
 
 logger = logger_of(__name__)
 
@@ -87,10 +87,8 @@ class Loop:
 
     def __init__(self, name: str) -> None:
         self._selector = new_selector()
-        self.can_lend = hasattr(selectors, "EpollSelector") and isinstance(
-            self._selector, selectors.EpollSelector
-        )
-        """Whether :meth:`lend` works. Only epoll follows changes while the loop waits."""
+        self.can_lend = follows_changes(self._selector)
+        """Whether :meth:`lend` works."""
         self._soon: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
