@@ -26,6 +26,7 @@ from spark_stream.client.values import to_microseconds
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import TopicLake
 from spark_stream.errors import InvalidOption, LakeIncomplete, LakeUnavailable
+from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import (
     Coverage,
@@ -35,7 +36,6 @@ from spark_stream.lake.reading import (
     read_rows,
     stored_bytes,
 )
-from spark_stream.lake.rounds import CUTS
 from spark_stream.lake.storage.snapshots import read_table, refresh
 from spark_stream.lake.storage.stores import LakeStore, open_store
 from spark_stream.schema.schemas import LEADER_COLUMNS, OFFSET, empty_batch
@@ -60,16 +60,20 @@ def checked_choice(choice: str, *accepted: str) -> str:
     return choice
 
 
-def greatest_cut(cuts: Sequence[Mapping[Key, int]], upper: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the greatest recorded cut that is nowhere above these offsets. Empty without one."""
+def last_recorded_cut(
+    cuts: Sequence[Mapping[Key, int]], upper: Mapping[Key, int]
+) -> dict[Key, int]:
+    """Return the last recorded cut that is nowhere above these offsets. Empty without one."""
     for cut in reversed(cuts):
         if all(cut.get(key, 0) <= at for key, at in upper.items()):
             return {key: cut.get(key, 0) for key in upper}
     return {}
 
 
-def least_cut(cuts: Sequence[Mapping[Key, int]], lower: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the least recorded cut above these offsets, and nowhere below. Empty without one."""
+def first_recorded_cut(
+    cuts: Sequence[Mapping[Key, int]], lower: Mapping[Key, int]
+) -> dict[Key, int]:
+    """Return the first recorded cut above these offsets, and nowhere below. Empty without one."""
     for cut in cuts:
         found = {key: cut.get(key, 0) for key in lower}
         if found != dict(lower) and all(found[key] >= at for key, at in lower.items()):

@@ -13,6 +13,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient, checked_topic
 from spark_stream.consistency.lakes import (
     FILE_BYTES_DEFAULT,
+    FRESHNESS_MS_DEFAULT,
     ICEBERG_NAME,
     STOPPED_MAX,
     LakeDescription,
@@ -30,7 +31,7 @@ from spark_stream.wire.lake_messages import (
     RecordLakeProgress,
 )
 
-FRESHNESS_S_DEFAULT: Final = 60.0
+FRESHNESS_S_DEFAULT: Final = FRESHNESS_MS_DEFAULT / 1_000
 _URL: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 

@@ -6,6 +6,7 @@ table once (``rounds.py``).
 
 * ``delta/``: the log of one Delta table, without I/O. Offsets of a topic are part of its table.
 * ``steps.py``: the steps of a round, which a driver carries out.
+* ``cuts.py``: the columns and rows of the table of cuts.
 * ``rounds.py``: the round, as a script that may stop after each step.
 * ``versions.py``: the versions of one table, and their floor.
 * ``expiry.py``: the removal of old versions, and of files that were replaced.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from spark_stream.lake.cuts import CUT
 from spark_stream.lake.delta.actions import Action, AddFile, commit_info
 from spark_stream.lake.delta.statistics import ANY, bounds, statistics
 from spark_stream.lake.delta.table import Table
@@ -17,8 +18,6 @@ from spark_stream.lake.versions import PUTS_MAX, catch_up, put
 from spark_stream.structs import Positional
 
 FILES_LEAST: Final = 4
-CUT: Final = "cut"
-"""The column of a cut's number, in the table of cuts."""
 
 
 class FileRange(Positional):

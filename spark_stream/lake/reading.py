@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from msgspec import Struct
 
 from spark_stream.errors import LakeUnavailable
+from spark_stream.lake.cuts import cuts_in
 from spark_stream.lake.delta.actions import AddFile
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.lake.delta.statistics import ANY, Interval, bounds, newest
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.merging import range_of_cuts
-from spark_stream.lake.steps import Cut, CutEntry
+from spark_stream.lake.steps import Cut
 
 T = TypeVar("T")
 _ROWS_AT_ONCE: Final = 1 << 16
@@ -118,31 +119,23 @@ def read_cuts(files: TableFiles, cuts: Table) -> Iterator[Cut]:
     Raises:
         LakeUnavailable: A file cannot be read, or was removed after the table was read.
     """
-    import pyarrow.parquet as pq  # slow, and only needed here
 
     def numbers(file: AddFile) -> Interval:
         found = range_of_cuts(file)
         return ANY if found is None else (found.first, found.last)
 
     for chain in reversed(list(_chains(cuts.files.values(), numbers))):
-        found: dict[int, Cut] = {}
-        for file in chain:
-            try:
-                with files.open_read(f"{cuts.at}/{unquote(file.path)}") as data:
-                    rows = pq.read_table(data).to_pylist()
-            except OSError as error:
-                raise LakeUnavailable(
-                    f"a file of the table {cuts.at} cannot be read: {error}"
-                ) from None
-            for row in rows:
-                time_ms = (row["time"] - _EPOCH) // timedelta(milliseconds=1)
-                cut = found.setdefault(row["cut"], Cut(row["cut"], time_ms, []))
-                entry = CutEntry(
-                    row["topic"], row["topic_id"], row["version"], dict(row["offsets"])
-                )
-                cut.entries.append(entry)
-        for number in sorted(found, reverse=True):
-            yield found[number]
+        yield from cuts_in(_read_file(files, cuts, each) for each in chain)
+
+
+def _read_file(files: TableFiles, table: Table, file: AddFile) -> pa.Table:
+    import pyarrow.parquet as pq  # slow, and only needed here
+
+    try:
+        with files.open_read(f"{table.at}/{unquote(file.path)}") as data:
+            return pq.read_table(data)
+    except OSError as error:
+        raise LakeUnavailable(f"a file of the table {table.at} cannot be read: {error}") from None
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from spark_stream.lake.cuts import CUT_TIME
 from spark_stream.lake.delta.actions import Action, AddFile, Txn, commit_info
 from spark_stream.lake.delta.schema import TIMESTAMP
 from spark_stream.lake.delta.statistics import newest
@@ -26,9 +27,6 @@ from spark_stream.lake.merging import range_of
 from spark_stream.lake.steps import FindRanges, NewMark, Now, Script, TopicState
 from spark_stream.lake.versions import PUTS_MAX, catch_up, put
 from spark_stream.structs import Positional
-
-CUT_TIME: Final = "time"
-"""The column of a cut's time, in the table of cuts."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Ranges = Mapping[int, tuple[int, int]]

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import pyarrow as pa
 from msgspec.structs import replace
 
 from spark_stream.errors import LakeStopped
+from spark_stream.lake.cuts import CUTS, CUTS_SCHEMA
 from spark_stream.lake.delta.actions import Action, AddFile, Txn, commit_info
 from spark_stream.lake.delta.schema import table_schema, widened
 from spark_stream.lake.delta.table import (
@@ -59,21 +59,6 @@ from spark_stream.lake.steps import (
 )
 from spark_stream.lake.versions import PUTS_MAX, catch_up, put
 from spark_stream.structs import Positional
-
-CUTS: Final = "_cuts"
-"""The name of the table of cuts. No topic has it: names of topics begin with no underscore."""
-
-CUTS_SCHEMA: Final = pa.schema(
-    [
-        pa.field("cut", pa.int64()),
-        pa.field("time", pa.timestamp("us", "UTC")),
-        pa.field("topic", pa.string()),
-        pa.field("topic_id", pa.string()),
-        pa.field("version", pa.int64()),
-        pa.field("offsets", pa.map_(pa.int32(), pa.int64())),
-    ]
-)
-"""``version``: that of the topic's table. ``offsets``: the end of each partition in it."""
 
 Offsets = Mapping[int, int]
 

@@ -26,6 +26,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import LakeUnavailable, UnknownTopic
 from spark_stream.lake import steps
+from spark_stream.lake.cuts import CUT, CUTS, CUTS_SCHEMA, rows_of_cut
 from spark_stream.lake.delta.actions import AddFile, encoded, version_path
 from spark_stream.lake.delta.schema import (
     OFFSET,
@@ -36,9 +37,8 @@ from spark_stream.lake.delta.schema import (
 )
 from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.merging import CUT, range_of
+from spark_stream.lake.merging import range_of
 from spark_stream.lake.reading import read_rows
-from spark_stream.lake.rounds import CUTS, CUTS_SCHEMA
 from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
 from spark_stream.lake.storage.snapshots import delete_files, put_floor, read_step, sync_table
@@ -251,24 +251,8 @@ class Driver:
             )
 
     def _write_cut(self, cut: steps.Cut) -> AddFile:
-        rows = [
-            {
-                "cut": cut.number,
-                "time": cut.time_ms * 1_000,
-                "topic": each.topic,
-                "topic_id": each.topic_id,
-                "version": each.version,
-                "offsets": list(each.offsets.items()),
-            }
-            for each in cut.entries
-        ]
-        columns = {
-            field.name: pa.array([row[field.name] for row in rows], field.type)
-            for field in CUTS_SCHEMA
-        }
-        batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=CUTS_SCHEMA)
         name = f"{cut.number:020d}-{secrets.token_hex(8)}.parquet"
-        file = write_rows(self._store, CUTS, name, CUTS_SCHEMA, [batch])
+        file = write_rows(self._store, CUTS, name, CUTS_SCHEMA, [rows_of_cut(cut)])
         assert file is not None
         return file
 

@@ -13,10 +13,10 @@ from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import IsologError, LakeStopped, UnknownTopic
+from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import Coverage, coverage, read_cuts
-from spark_stream.lake.rounds import CUTS
 from spark_stream.lake.steps import Cut
 from spark_stream.lake.storage.cleaning import orphans
 from spark_stream.lake.storage.snapshots import read_floor, read_table

@@ -12,10 +12,11 @@ import pyarrow as pa
 
 from spark_stream.errors import LakeStopped, LakeUnavailable
 from spark_stream.lake import expiry, merging, retention, rounds, steps, versions
+from spark_stream.lake.cuts import CUT, CUT_TIME, CUTS
 from spark_stream.lake.delta.actions import Action, AddFile, CommitInfo, RemoveFile, Txn
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.lake.delta.table import Table, application
-from spark_stream.lake.rounds import CUTS, Lake
+from spark_stream.lake.rounds import Lake
 
 Row = tuple[int, int, int]
 """The partition, the offset and the transaction of a record."""
@@ -367,8 +368,8 @@ class LakeWorld:
         numbers = [cut.number for cut in self.cuts[path]]
         newest = _time_text(max(cut.time_ms for cut in self.cuts[path]))
         stats = {
-            "minValues": {merging.CUT: min(numbers)},
-            "maxValues": {merging.CUT: max(numbers), retention.CUT_TIME: newest},
+            "minValues": {CUT: min(numbers)},
+            "maxValues": {CUT: max(numbers), CUT_TIME: newest},
         }
         return AddFile(
             path=path,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.errors import LakeStopped
-from spark_stream.lake.rounds import CUTS, run_round
+from spark_stream.lake.cuts import CUTS
+from spark_stream.lake.rounds import run_round
 from spark_stream.lake.versions import confirm
 from tests.lake.lake_world import TOPICS, Faults, LakeWorld
 

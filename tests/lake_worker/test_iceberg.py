@@ -270,7 +270,7 @@ def test_rows_of_another_writer_stop_the_mirror_until_it_is_dropped(shop):
         worker.run_once()
     assert rows_of(shop.root, "t").num_rows == 20
     [status] = topics_of(shop.log, shop.lake)
-    assert "changed by others" in (status.problem or "")
+    assert "changed by others" in str(status.problem)
     shop.table.manage_snapshots().rollback_to_snapshot(snapshot).commit()
     worker.run_once()
     shop.check()

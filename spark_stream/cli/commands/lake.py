@@ -27,6 +27,7 @@ from spark_stream.cli.options import (
     seconds_of,
 )
 from spark_stream.cli.output.texts import ago, cell, console, duration, size_text, wall_ms
+from spark_stream.consistency.lakes import FILE_BYTES_DEFAULT, FRESHNESS_MS_DEFAULT
 from spark_stream.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ def create(
     freshness: Annotated[
         float,
         typer.Option(metavar="SECONDS", min=1, help="Time between two versions of the tables."),
-    ] = 60,
+    ] = FRESHNESS_MS_DEFAULT // 1_000,
     file_bytes: Annotated[
         int, typer.Option(metavar="BYTES", help="Size up to which adjacent files are merged.")
-    ] = 128 << 20,
+    ] = FILE_BYTES_DEFAULT,
     iceberg: Annotated[
         str | None,
         typer.Option(

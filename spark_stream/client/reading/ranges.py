@@ -12,7 +12,7 @@ from msgspec import Struct
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.router import Router
 from spark_stream.client.connecting.threads import in_parallel
-from spark_stream.client.lake_tables import LakeTables, greatest_cut
+from spark_stream.client.lake_tables import LakeTables, last_recorded_cut
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source, fetched_from_table
 from spark_stream.client.reading.loop import Fetcher, WantedRange
@@ -186,7 +186,7 @@ def _cut_below_log(
     if all(cut[key] >= at for key, at in starts.items()):
         return cut
     ids = {name: topic.id for name, topic in known.items()}
-    return greatest_cut(tables.recorded_cuts(ids), cut) or dict.fromkeys(cut, 0)
+    return last_recorded_cut(tables.recorded_cuts(ids), cut) or dict.fromkeys(cut, 0)
 
 
 def table_spans(

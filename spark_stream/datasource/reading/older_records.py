@@ -16,8 +16,8 @@ from spark_stream.client.lake_tables import (
     ONLY,
     Covered,
     LakeTables,
-    greatest_cut,
-    least_cut,
+    first_recorded_cut,
+    last_recorded_cut,
 )
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.options.query import SourceOptions
@@ -207,7 +207,7 @@ class OlderRecords:
 
     def cut_below(self, ends: Offsets) -> Offsets:
         """Return the greatest recorded cut of the lake that is nowhere above the ends."""
-        found = greatest_cut(self._cuts(ends), flat(ends))
+        found = last_recorded_cut(self._cuts(ends), flat(ends))
         return moved(ends, found or dict.fromkeys(flat(ends), 0))
 
     def cut_between(self, begin: Offsets, limited: Offsets, ends: Offsets) -> Offsets:
@@ -221,9 +221,9 @@ class OlderRecords:
             for number in topic.offsets
         }
         cuts = self._cuts(limited)
-        found = greatest_cut(cuts, flat(limited))
+        found = last_recorded_cut(cuts, flat(limited))
         if not found or any(found[key] < at for key, at in start.items()) or found == start:
-            found = least_cut(cuts, start)
+            found = first_recorded_cut(cuts, start)
         last = flat(ends)
         if not found or any(at > last.get(key, at) for key, at in found.items()):
             return ends

@@ -12,9 +12,9 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from spark_stream.errors import InvalidOption, LakeStopped
+from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.actions import LOG
 from spark_stream.lake.delta.table import LAKE
-from spark_stream.lake.rounds import CUTS
 from spark_stream.lake.storage.snapshots import read_table
 from spark_stream.lake.storage.stores import check_store, open_store
 
