@@ -3,6 +3,9 @@
 **A round is bounded.** A partition contributes about ``round_bytes`` stored bytes, unless a larger
 transaction begins there. ``is_behind`` is set if this limited the last cut.
 
+**Time is that of the worker or of the brokers**, whichever is earlier. So a clock that is ahead
+removes no rows and no files early.
+
 **Lost records show.** A cut is never below ``lower``, so the driver compares the last stable offset
 of each partition with the table's offset first, and returns the smaller one.
 """
@@ -71,6 +74,8 @@ class Driver:
         self._store = store
         self._counts = counts
         self._round_bytes = round_bytes
+        self._brokers_ms: int | None = None
+        self._noted_s = 0.0
         self._known_ranges: dict[str, dict[str, dict[int, tuple[int, int]]]] = {}
         """By table and path, the offsets of the mixed files that a table has at present."""
         self.topics: dict[str, steps.TopicState] = {}
@@ -93,7 +98,7 @@ class Driver:
     def _carry_out(self, step: Step[Any]) -> Any:
         match step:
             case steps.Now():
-                return time.time_ns() // 1_000_000
+                return self.now_ms()
             case steps.NewMark():
                 return secrets.token_hex(16)
             case steps.DescribeTopics():
@@ -119,6 +124,18 @@ class Driver:
             case steps.WriteCheckpoint(table):
                 return write_checkpoint(self._store, table)
         return read_step(self._store, step)
+
+    def note_clock(self, brokers_ms: int | None) -> None:
+        """Record the present time of the brokers' clock."""
+        self._brokers_ms, self._noted_s = brokers_ms, time.monotonic()
+
+    def now_ms(self) -> int:
+        """Return the present time of this machine or of the brokers, whichever is earlier."""
+        now_ms = time.time_ns() // 1_000_000
+        if self._brokers_ms is None:
+            return now_ms
+        passed_ms = int(1_000 * (time.monotonic() - self._noted_s))
+        return min(now_ms, self._brokers_ms + passed_ms)
 
     def _put(self, path: str, data: bytes) -> bool:
         with self._counts.commits.time():

@@ -316,6 +316,7 @@ class LakeWorker:
         if found != self._recorded or now_s - self._recorded_s >= _REPORT_S:
             self._log._lakes.record_progress(self._lake.name, self._lake.id, found)
             self._recorded, self._recorded_s = found, now_s
+            self._driver.note_clock(self._log.describe_lake(self._lake.name).recorded_ms)
 
     def _mirror(self) -> IsologError | None:
         """Give the Iceberg tables the files of the Delta tables. Return the first error."""

@@ -28,6 +28,7 @@ from spark_stream.lake.steps import CHECKPOINT, VERSION, LogFile
 from spark_stream.lake.storage.cleaning import orphans
 from spark_stream.lake.storage.snapshots import read_floor, read_table
 from spark_stream.lake.storage.stores import open_store
+from spark_stream.lake_worker.driver import Driver
 from tests.lake.tables import new_table
 
 NUMBERS = pa.schema([("n", pa.int64())])
@@ -62,8 +63,7 @@ def make_old(root, monkeypatch, days: int = 40) -> None:
     seconds = time.time() - days * 86_400
     for path in (root / "t" / "_delta_log").iterdir():
         os.utime(path, (seconds, seconds))
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + days * DAY_MS * 1_000_000)
+    monkeypatch.setattr(Driver, "now_ms", lambda _: time.time_ns() // 1_000_000 + days * DAY_MS)
 
 
 def test_old_versions_expire_and_readers_continue(log, tmp_path, monkeypatch):
@@ -197,9 +197,19 @@ def test_merged_files_stay_if_the_new_file_is_missing(log, tmp_path, monkeypatch
     old = {path.name for path in tmp_path.glob("t/*.parquet")} - {path.name for path in merged}
     for path in merged:
         path.unlink()
-    real = time.time_ns
-    monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY_MS * 1_000_000)
+    monkeypatch.setattr(Driver, "now_ms", lambda _: time.time_ns() // 1_000_000 + 40 * DAY_MS)
     worker._reset()
     with pytest.raises(LakeStopped, match="has files that were removed"):
         worker._driver.run(expire_table(worker._tables.tables["t"], {}))
     assert {path.name for path in tmp_path.glob("t/*.parquet")} == old
+
+
+def test_a_worker_whose_clock_is_ahead_removes_no_files(log, tmp_path, monkeypatch):
+    made(log, tmp_path)
+    log.alter_topic("t", config={"retention.ms": "86400000", "local.retention.ms": "86400000"})
+    before = {path.name for path in tmp_path.glob("t/*.parquet")}
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY_MS * 1_000_000)
+    write(log, isolog.LakeWorker(log, "l"), 2)
+    assert before < {path.name for path in tmp_path.glob("t/*.parquet")}
+    assert DeltaTable(tmp_path / "t").to_pyarrow_table().num_rows == 2 * (ROUNDS + 2)
