@@ -334,19 +334,14 @@ class FolderWatch:
         if not self._has_begun:
             self._has_begun, self._events = True, _inotify(self._folder)
             return
-        import select
-
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
-            poll = select.poll()
-            poll.register(self._reader, select.POLLIN)
             if self._events is None:
-                poll.poll(1000 * min(left_s, _POLL_S))
+                wait_for_any([self._reader], min(left_s, _POLL_S))
                 return
-            poll.register(self._events, select.POLLIN)
-            found = poll.poll(1000 * left_s)
-            if not found or any(descriptor == self._reader for descriptor, _ in found):
+            ready = wait_for_any([self._reader, self._events], left_s)
+            if not ready or self._reader in ready:
                 return
             if self._has_changed():
                 return
@@ -438,10 +433,10 @@ def follows_changes(selector: selectors.BaseSelector) -> bool:
     return kind is not None and isinstance(selector, kind)
 
 
-def wait_for_any(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]:
+def wait_for_any(files: Sequence[socket.socket | int], timeout_s: float) -> set[int]:
     """Return the descriptors that are readable, closed or failed, once there is one.
 
-    The set is empty after the timeout. For systems with :func:`follows_changes`.
+    The set is empty after the timeout. Windows lacks it.
 
     Raises:
         ValueError: A socket was closed before.
@@ -449,7 +444,7 @@ def wait_for_any(sockets: Sequence[socket.socket], timeout_s: float) -> set[int]
     import select
 
     poll = select.poll()
-    for each in sockets:
+    for each in files:
         poll.register(each, select.POLLIN)
     ready = poll.poll(None if timeout_s == math.inf else math.ceil(timeout_s * 1000))
     return {descriptor for descriptor, _ in ready}
