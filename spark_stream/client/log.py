@@ -584,8 +584,8 @@ class Log(ProcessBound):
             file_retention: Seconds for which files that a merge replaced stay, at least 60. None
                 for 7 days. It is the property ``delta.deletedFileRetentionDuration``.
             check: Write a file into the location first, and look for the files of brokers and the
-                tables of others. It needs the keys of an object store in this process too. False
-                leaves this to the worker, and to a person who reads its errors.
+                tables of others. It needs the keys of an object store in this process too. With
+                False, faults of the location are errors of the worker.
 
         Returns:
             The lake.

@@ -61,7 +61,7 @@ def duration_ms(table: Table, name: str, default_ms: int) -> int:
 
 
 def retention_properties(version_ms: int | None, file_ms: int | None) -> dict[str, str]:
-    """Return the properties of a table with these durations. A duration of None is the default."""
+    """Return the properties of a table with these durations, without those that are None."""
     given = {LOG_RETENTION: version_ms, FILE_RETENTION: file_ms}
     return {name: _interval(ms) for name, ms in given.items() if ms is not None}
 

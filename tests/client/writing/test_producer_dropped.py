@@ -54,7 +54,7 @@ def test_two_hundred_producers_share_a_handful_of_threads(log, topic):
     assert len(log.read(topic)) == 800
 
 
-@pytest.mark.full  # with a live broker: the test of two hundred
+@pytest.mark.full  # a quicker one has two hundred producers of a live broker
 def test_producers_of_dead_brokers_share_the_threads_too(broker: BrokerProcess):
     with broker.connect(timeout=1) as log:
         log.create_topic("t")
