@@ -188,8 +188,8 @@ class _Update:
             seen = None if record is None else partitions.decode(record)
             self._partitions[partition.topic_id][partition.number] = seen
         elif key.startswith(TOPICS):
-            topic = None if record is None else topics.decode(record)
-            self._topics[key.removeprefix(TOPICS)] = topic
+            name = key.removeprefix(TOPICS)
+            self._topics[name] = None if record is None else self._topic(name, record)
         elif key.startswith(BROKERS):
             broker_id = BrokerId(key.removeprefix(BROKERS))
             broker = None if record is None else brokers.decode(broker_id, record.value)
@@ -212,6 +212,13 @@ class _Update:
         elif key.startswith(LAKES):
             lake = None if record is None else lakes.decode(record.value)
             self._lakes[key.removeprefix(LAKES)] = lake
+
+    def _topic(self, name: str, record: StoreRecord) -> Topic:
+        """Return the topic, as the same object if its record was only written again."""
+        known = self._before.topics.get(name)
+        if known is not None and topics.encode(known) == record.value:
+            return known
+        return topics.decode(record)
 
     def snapshot(self, revision: int) -> Snapshot:
         """Return the earlier snapshot with all changes applied."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import settings
@@ -109,6 +110,21 @@ def test_a_topic_that_was_made_anew_has_another_id(store):
     assert view.refresh().topics == {"flights"}
     assert view.now.topic("t1") is None
     assert view.now.topic("t2").name == "flights"
+
+
+def test_a_record_that_is_written_again_unchanged_alters_no_topic(store):
+    """The claim before partitions are added writes it. Streams compare topics by identity."""
+    view = ClusterView(store)
+    put(store, TOPICS + "flights", topics.encode(topic()))
+    view.refresh()
+    known = view.now.topics["flights"]
+    put(store, TOPICS + "flights", topics.encode(topic()))
+    view.refresh()
+    assert view.now.topics["flights"] is known
+    described = SCHEMA.with_metadata({"owner": "b"})
+    put(store, TOPICS + "flights", topics.encode(msgspec.structs.replace(known, schema=described)))
+    view.refresh()
+    assert view.now.topics["flights"].schema.metadata == {b"owner": b"b"}
 
 
 def test_a_snapshot_never_changes(store):
