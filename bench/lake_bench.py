@@ -139,12 +139,19 @@ def _put_plainly(path: Path, data: bytes) -> None:
 
 
 class Process:
-    """A worker in a separate process, as users run it."""
+    """A worker in a separate process, as users run it, or another load."""
 
-    def __init__(self, log: isolog.Log, lake: str) -> None:
-        command = [sys.executable, "-m", "isolog", "lake", "run", lake]
-        address = log._connection.address
-        self._process = subprocess.Popen([*command, "--bootstrap", address])
+    def __init__(self, *arguments: str) -> None:
+        self._process = subprocess.Popen([sys.executable, "-m", *arguments])
+
+    @classmethod
+    def worker(cls, log: isolog.Log, lake: str) -> Process:
+        """Run the worker of a lake."""
+        return cls("isolog", "lake", "run", lake, "--bootstrap", log._connection.address)
+
+    def cpu_s(self) -> float:
+        """The processor time so far."""
+        return float(sum(psutil.Process(self._process.pid).cpu_times()[:2]))
 
     def stop(self) -> None:
         self._process.terminate()
@@ -156,7 +163,7 @@ def _freshness(log: isolog.Log, place: Path, results: Results, seconds: float) -
     batch = batch_of("typed", 2_000)
     log.create_topic("fresh", schema=batch.schema)
     lake = log.create_lake("fresh", "fresh", place / "fresh", freshness=1)
-    store, worker = open_store(lake.location), Process(log, "fresh")
+    store, worker = open_store(lake.location), Process.worker(log, "fresh")
     pending: list[tuple[int, float]] = []
     took: list[float] = []
     topic_id = lake.topics[0].id
@@ -194,33 +201,56 @@ def _freshness(log: isolog.Log, place: Path, results: Results, seconds: float) -
 
 
 def _appends(log: isolog.Log, place: Path, results: Results, seconds: float) -> None:
-    """The rate of appends beside a worker, in turns with the rate without one."""
+    """The rate of appends alone, beside a worker, and beside a Parquet writer with its share.
+
+    The third rate is the machine's part of the loss: cores, caches and disk are shared.
+    """
     batch = batch_of("typed", BATCH_ROWS)
     log.create_topic("beside", schema=batch.schema, config={"retention.bytes": str(1 << 30)})
-    rates: dict[bool, list[float]] = {False: [], True: []}
-    for beside in (False, True) * TURNS:
-        worker = None
-        if beside:
-            log.create_lake("beside", "beside", place / f"beside-{len(rates[True])}", freshness=1)
-            worker = Process(log, "beside")
+    rates: dict[str, list[float]] = {"alone": [], "worker": [], "writer": []}
+    share = 0.5  # of a core, of the last worker
+    for beside in ("alone", "worker", "writer") * TURNS:
+        other = None
+        if beside == "worker":
+            folder = place / f"beside-{len(rates[beside])}"
+            log.create_lake("beside", "beside", folder, freshness=1)
+            other = Process.worker(log, "beside")
             _until(lambda: log.describe_lake("beside").recorded_ms is not None)
+        elif beside == "writer":
+            other = Process("bench.parquet_writer", str(place / "plain.parquet"), f"{share:.2f}")
+            _until(other.cpu_s)
+            time.sleep(1.0)
+        before_s = other.cpu_s() if other is not None else 0.0
         started, rows = time.monotonic(), 0
         with log.producer() as producer:
             while time.monotonic() - started < seconds:
                 producer.append("beside", batch, partition=0)
                 rows += len(batch)
             producer.flush()
-            rates[beside].append(rows / (time.monotonic() - started))
-        if worker is not None:
-            worker.stop()
+        took = time.monotonic() - started
+        rates[beside].append(rows / took)
+        if other is not None:
+            if beside == "worker":
+                share = max(0.05, (other.cpu_s() - before_s) / took)
+            other.stop()
+        if beside == "worker":
             log.drop_lake("beside")
-    results.add(
-        "append beside the worker of a lake",
-        "rows/s",
-        measured=statistics.median(rates[True]),
-        ceiling=statistics.median(rates[False]),
-        note="ceiling: without a lake",
-    )
+    medians = {beside: statistics.median(each) for beside, each in rates.items()}
+    for beside, name, note in (
+        ("alone", "append beside the worker of a lake", "ceiling: without a lake"),
+        (
+            "writer",
+            "append beside the worker of a lake, next to other work",
+            "ceiling: beside a Parquet writer with the worker's share of a core",
+        ),
+    ):
+        results.add(
+            name,
+            "rows/s",
+            measured=medians["worker"],
+            ceiling=medians[beside],
+            note=note,
+        )
 
 
 def _until(holds: Callable[[], object]) -> None:
