@@ -36,12 +36,12 @@ from spark_stream.protocol import Bytes, Connection, Event, Lost
 from spark_stream.transport.lifetime import (
     check_not_inside,
     in_child,
-    is_main_thread,
     new_lock,
     present_lifetime,
 )
 from spark_stream.transport.loop import READ, WRITE, Loop, WakeUp
 from spark_stream.transport.reading_turn import ReadingTurn
+from spark_stream.transport.signals import DeferredSignals
 
 logger = logger_of(__name__)
 
@@ -222,12 +222,12 @@ class SocketChannel:
 
         Return earlier after the timeout, or if the loop has to read. Then the caller waits in
         another way, for the rest of the timeout, which is returned. A thread that changes the
-        result of ``is_done`` calls :meth:`wake` afterwards. The main thread never reads, because an
-        exception of a signal handler would leave an event half handled.
+        result of ``is_done`` calls :meth:`wake` afterwards. On the main thread, signal handlers run
+        while it waits, and not while it handles events.
         """
         if self._handles_anywhere is None or not self._loop.can_lend:
             return timeout_s
-        if self._lifetime.is_parents or is_main_thread():
+        if self._lifetime.is_parents:
             return timeout_s
         if timeout_s is None:
             self._read_before(math.inf, is_done)
@@ -237,26 +237,31 @@ class SocketChannel:
         return max(0.0, deadline - time.monotonic())
 
     def _read_before(self, deadline: float, is_done: Callable[[], bool]) -> None:
-        thread, mine, has_taken = get_ident(), own_wake_up(), False
-        try:
+        thread, mine = get_ident(), own_wake_up()
+        with DeferredSignals() as signals:
             with self._lock:
                 has_taken = not self._over and self._turn.take(thread)
                 if has_taken:
                     self._wake_up = mine
                 self._watch()
-            while self._turn.has(thread) and not is_done():
-                left_s = deadline - time.monotonic()
-                if left_s <= 0:
-                    return
-                if wait_readable(self._sock, mine, left_s) and self._turn.has(thread):
-                    with self._handling:
-                        self._receive(is_loop=False)
-        finally:
-            if has_taken:
-                with self._lock:
-                    self._wake_up = None
-                    self._turn.leave()
-                    self._watch()
+            try:
+                while self._turn.has(thread) and not is_done():
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0:
+                        return
+                    signals.open()
+                    is_readable = wait_readable(self._sock, mine, left_s)
+                    signals.shut()
+                    if is_readable and self._turn.has(thread):
+                        with self._handling:
+                            self._receive(is_loop=False)
+            finally:
+                signals.shut()
+                if has_taken:
+                    with self._lock:
+                        self._wake_up = None
+                        self._turn.leave()
+                        self._watch()
 
     def wake(self) -> None:
         """Make a thread in :meth:`read_until` check whether it is done."""

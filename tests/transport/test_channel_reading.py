@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import select
+import signal
 import socket
 import threading
 import time
@@ -21,12 +22,6 @@ from spark_stream.transport.loop import READ, Loop, WakeUp
 from spark_stream.transport.loop import Ready as Callback
 from tests.examples import examples
 from tests.transport.conftest import Begin
-
-
-@pytest.fixture(autouse=True)
-def _reads_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat the main thread as another thread."""
-    monkeypatch.setattr(channels, "is_main_thread", lambda: False)
 
 
 class StepLoop:
@@ -218,13 +213,55 @@ def test_another_thread_ends_a_wait() -> None:
     pair.close()
 
 
-def test_the_main_thread_never_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception of a signal handler would leave an event half handled."""
-    monkeypatch.undo()
+def test_a_signal_handler_runs_before_or_after_an_event_on_the_main_thread() -> None:
+    """Its exception ends the wait, and leaves no event half handled."""
     pair = Pair()
-    pair.send(1)
-    assert pair.channel.read_until(lambda: False, 20) == 20
-    assert pair.received == []
+    received, handle = list[Event](), pair.channel._handle
+
+    def slow(event: Event) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        received.append(event)
+        handle(event)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pair.channel._handle = slow
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        pair.send(1)
+        with pytest.raises(KeyboardInterrupt):
+            pair.channel.read_until(lambda: False, 60)
+        assert len(received) == len(pair.received) == 1
+        assert signal.getsignal(signal.SIGUSR1) is interrupt
+        assert pair.channel._turn.is_loops
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    pair.close()
+
+
+def test_a_signal_handler_ends_a_wait_on_the_main_thread() -> None:
+    pair = Pair()
+    main = threading.get_ident()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def send() -> None:
+        while pair.channel._wake_up is None:
+            time.sleep(0.001)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    other = threading.Thread(target=send)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pair.channel.read_until(lambda: False, 60)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        other.join()
+    assert pair.channel._turn.is_loops
     pair.close()
 
 
