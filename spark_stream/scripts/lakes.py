@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from spark_stream.cluster.lakes import LAKES, decode, encode
-from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
+from spark_stream.consistency.lakes import (
+    APART_HINT,
+    LakeDescription,
+    LakeTopic,
+    advanced,
+    overlap,
+)
 from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
-from spark_stream.scripts.steps import DeleteRecord, FindTopic, Get, PutRecord, Script
+from spark_stream.scripts.steps import DeleteRecord, FindTopic, Get, ListRecords, PutRecord, Script
 
 
 def create(lake: LakeDescription) -> Script[LakeDescription]:
@@ -19,9 +26,11 @@ def create(lake: LakeDescription) -> Script[LakeDescription]:
     Raises:
         LakeExists: Another lake has the name.
         UnknownTopic: There is no such topic.
-        InvalidRequest: A location has keys, or a topic's name cannot name a table.
+        InvalidRequest: A location has keys or overlaps that of another lake, or a topic's name
+            cannot name a table.
     """
     _check(lake)
+    yield from _check_apart(lake)
     topics = []
     for each in lake.topics:
         found = yield from FindTopic(each.name)
@@ -32,11 +41,33 @@ def create(lake: LakeDescription) -> Script[LakeDescription]:
         record = yield from Get(key)
         if record is None:
             continue
-        present = decode(record.value)
-        if present.id == lake.id:
-            return present
-        raise LakeExists(f"there is a lake {lake.name!r} already", lake=lake.name)
+        made = decode(record.value)
+        if made.id != lake.id:
+            raise LakeExists(f"there is a lake {lake.name!r} already", lake=lake.name)
+        break
+    yield from _check_apart(lake)  # again, because of concurrent creations
     return made
+
+
+def _check_apart(lake: LakeDescription) -> Script[None]:
+    """Check that no other lake has an overlapping location. Otherwise remove this lake's record.
+
+    The caller may not be allowed to describe the other lake, so its name is not in the error.
+
+    Raises:
+        InvalidRequest: One of the locations is in the other.
+    """
+    for record in (yield from ListRecords(LAKES)):
+        other = decode(record.value)
+        relation = overlap(lake.location, other.location) if other.name != lake.name else None
+        if relation is not None:
+            with suppress(UnknownLake):
+                yield from drop(lake.name, lake.id)
+            raise InvalidRequest(
+                f"{lake.location} {relation} the location of another lake",
+                hint=APART_HINT,
+                lake=lake.name,
+            )
 
 
 def _check(lake: LakeDescription) -> None:

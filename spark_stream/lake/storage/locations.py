@@ -7,10 +7,11 @@ Delta tables, and of other lakes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from spark_stream.consistency.lakes import APART_HINT, overlap
 from spark_stream.errors import InvalidOption, LakeStopped
 from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.actions import LOG
@@ -20,7 +21,6 @@ from spark_stream.lake.storage.stores import check_store, open_store
 
 _LOG_MARK: Final = "isolog.json"
 """A file in the directory of each log and of each broker."""
-_SAME_STORES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 
 
 def check_apart(location: str, lakes: Mapping[str, str]) -> None:
@@ -31,20 +31,15 @@ def check_apart(location: str, lakes: Mapping[str, str]) -> None:
     Raises:
         InvalidOption: One of the locations is in the other.
     """
-    mine = _parts(location)
+    mine = _resolved(location)
     for name, other in sorted(lakes.items()):
-        theirs = _parts(other)
-        shared = min(len(mine), len(theirs))
-        if mine[:shared] != theirs[:shared]:
-            continue
-        relation = "is" if mine == theirs else "contains"
-        if len(mine) > len(theirs):
-            relation = "is inside"
-        raise InvalidOption(
-            f"{location} {relation} the location of the lake {name}: {other}",
-            hint="Choose a folder beside it. Each lake removes files in its location.",
-            option="location",
-        )
+        relation = overlap(mine, _resolved(other))
+        if relation is not None:
+            raise InvalidOption(
+                f"{location} {relation} the location of the lake {name}: {other}",
+                hint=APART_HINT,
+                option="location",
+            )
 
 
 def _folder(location: str) -> Path | None:
@@ -55,12 +50,10 @@ def _folder(location: str) -> Path | None:
     return Path(unquote(url.path) if url.scheme else location).resolve()
 
 
-def _parts(location: str) -> tuple[str, ...]:
-    folder, url = _folder(location), urlsplit(location)
-    if folder is not None:
-        return "", "", *folder.parts[1:]
-    parts = [each for each in PurePosixPath(url.path).parts if each != "/"]
-    return _SAME_STORES.get(url.scheme, url.scheme), url.netloc, *parts
+def _resolved(location: str) -> str:
+    """Return a location without the symbolic links of this host."""
+    folder = _folder(location)
+    return location if folder is None else str(folder)
 
 
 def check_location(location: str, cluster: str, topics: Mapping[str, str]) -> None:

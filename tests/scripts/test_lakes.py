@@ -1,0 +1,76 @@
+"""Scripts of lakes on a store: concurrent creations."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import suppress
+
+import pytest
+
+from isolog.errors import InvalidRequest, LakeExists, UnknownTopic
+from spark_stream.cluster.lakes import LAKES, decode
+from spark_stream.cluster.topics import Topic
+from spark_stream.consistency.lakes import LakeDescription, LakeTopic
+from spark_stream.scripts.lakes import create
+from spark_stream.scripts.steps import FindTopic
+from tests.scripts.on_store import OnStore
+from tests.simulation.broker import SCHEMA
+from tests.simulation.store import MemoryRecords, MemoryStore
+
+
+class WithTopic(OnStore):
+    """A broker with the topic ``t``."""
+
+    def carry_out(self, step):
+        if isinstance(step, FindTopic):
+            if step.name != "t":
+                raise UnknownTopic(step.name)
+            return Topic("t", "id", SCHEMA, 1, {})
+        return super().carry_out(step)
+
+
+def lake(name: str, location: str, lake_id: str = "") -> LakeDescription:
+    return LakeDescription(name, lake_id or name, location, (LakeTopic("t", ""),))
+
+
+def on_record(on: OnStore) -> list[LakeDescription]:
+    return [decode(each.value) for each in on.store.list(LAKES)]
+
+
+@pytest.fixture
+def on() -> WithTopic:
+    return WithTopic(MemoryStore(MemoryRecords()))
+
+
+def test_a_lake_with_the_location_of_another_is_refused_without_its_name(on):
+    on.run(create(lake("first", "/data/lakes")))
+    with pytest.raises(InvalidRequest, match="/data/lakes/x is inside the location of another"):
+        on.run(create(lake("second", "/data/lakes/x")))
+    assert [each.name for each in on_record(on)] == ["first"]
+
+
+def test_a_retry_of_a_creation_returns_the_lake_and_another_one_is_refused(on):
+    made = on.run(create(lake("a", "/a")))
+    assert on.run(create(lake("a", "/a"))) == made
+    with pytest.raises(LakeExists):
+        on.run(create(lake("a", "/b", "other")))
+
+
+@pytest.mark.parametrize("other", ["/data", "/data/x", "/"])
+def test_two_concurrent_creations_never_leave_overlapping_locations(other):
+    """Each order of the steps of two brokers. A crash may end one of them, which is repeated."""
+    outcomes = set()
+    for order in itertools.product((0, 1), repeat=8):
+        world = WithTopic(MemoryStore(MemoryRecords()))
+        wanted = [lake("a", "/data"), lake("b", other)]
+        running = [world.start(create(each)) for each in wanted]
+        for place in order:
+            with suppress(InvalidRequest):
+                running[place].advance()
+        for each in wanted:  # the callers try again with the same ids
+            with suppress(InvalidRequest):
+                world.run(create(each))
+        found = on_record(world)
+        assert len(found) <= 1
+        outcomes.add(tuple(each.name for each in found))
+    assert {("a",), ("b",)} <= outcomes
