@@ -8,10 +8,11 @@ the name has a variable, a ``file:`` URI does (``file:///data/%24USER``).
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from spark_stream.errors import InvalidOption
 
@@ -30,6 +31,9 @@ _OF_STORES: Final = re.compile(
     re.IGNORECASE,
 )
 """The schemes that are also detected without a slash behind the colon, as in ``s3:bucket``."""
+
+_SAME_STORES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
+APART_HINT: Final = "Choose a folder beside it. Each lake removes files in its location."
 
 
 def local_directory(
@@ -109,3 +113,23 @@ def local_directory(
             f"{text!r} names a home directory that this host does not have",
             f"Name an absolute directory. One of this name is written ./{text}.",
         ) from None
+
+
+def overlap(location: str, other: str) -> str | None:
+    """Return the relation of two folders or URLs: "is", "contains", "is inside", or None."""
+    mine, theirs = _parts(location), _parts(other)
+    shared = min(len(mine), len(theirs))
+    if mine[:shared] != theirs[:shared]:
+        return None
+    if len(mine) > len(theirs):
+        return "is inside"
+    return "is" if mine == theirs else "contains"
+
+
+def _parts(location: str) -> tuple[str, ...]:
+    url = urlsplit(location)
+    if url.scheme in ("", "file"):
+        path = unquote(url.path) if url.scheme else location
+        return "", "", *PurePosixPath(posixpath.normpath(path)).parts[1:]
+    parts = [each for each in PurePosixPath(url.path).parts if each != "/"]
+    return _SAME_STORES.get(url.scheme, url.scheme), url.netloc, *parts

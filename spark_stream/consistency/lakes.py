@@ -7,11 +7,8 @@ records only below the smallest of these offsets (:func:`tiered`).
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Iterable, Mapping
-from pathlib import PurePosixPath
 from typing import Annotated, Final
-from urllib.parse import unquote, urlsplit
 
 from msgspec import Meta, field
 from msgspec.structs import replace
@@ -32,8 +29,6 @@ RetentionField = Annotated[int, Meta(ge=RETENTION_MS_MIN, le=100 * 365 * 86_400_
 StoppedField = Annotated[str, Meta(max_length=STOPPED_MAX)]
 IcebergName = Annotated[str, Meta(pattern=ICEBERG_NAME)]
 LakeId = Annotated[str, Meta(pattern=r"\A[a-z0-9-]{1,64}\Z")]
-APART_HINT: Final = "Choose a folder beside it. Each lake removes files in its location."
-_SAME_STORES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 Tiered = dict[Name, dict[PartitionField, OffsetField]]
 """By topic id and partition, the offset below which the table has all committed records."""
 
@@ -105,26 +100,6 @@ class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
     id: LakeId
     location: str
     tiered: dict[PartitionField, OffsetField] = field(default_factory=dict)
-
-
-def overlap(location: str, other: str) -> str | None:
-    """Return the relation of two locations: "is", "contains", "is inside", or None if none."""
-    mine, theirs = _parts(location), _parts(other)
-    shared = min(len(mine), len(theirs))
-    if mine[:shared] != theirs[:shared]:
-        return None
-    if len(mine) > len(theirs):
-        return "is inside"
-    return "is" if mine == theirs else "contains"
-
-
-def _parts(location: str) -> tuple[str, ...]:
-    url = urlsplit(location)
-    if url.scheme in ("", "file"):
-        path = unquote(url.path) if url.scheme else location
-        return "", "", *PurePosixPath(posixpath.normpath(path)).parts[1:]
-    parts = [each for each in PurePosixPath(url.path).parts if each != "/"]
-    return _SAME_STORES.get(url.scheme, url.scheme), url.netloc, *parts
 
 
 def advanced(

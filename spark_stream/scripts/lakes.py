@@ -9,13 +9,8 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 
 from spark_stream.cluster.lakes import LAKES, decode, encode
-from spark_stream.consistency.lakes import (
-    APART_HINT,
-    LakeDescription,
-    LakeTopic,
-    advanced,
-    overlap,
-)
+from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
+from spark_stream.directories import APART_HINT, overlap
 from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
 from spark_stream.scripts.steps import DeleteRecord, FindTopic, Get, ListRecords, PutRecord, Script
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from spark_stream.consistency.lakes import APART_HINT, overlap
+from spark_stream.directories import APART_HINT, overlap
 from spark_stream.errors import InvalidOption, LakeStopped
 from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.actions import LOG
