@@ -57,7 +57,13 @@ OPERATIONS: Final[Mapping[ResourceKind, tuple[Operation, ...]]] = {
     ResourceKind.TOPIC: tuple(each for each in Operation if each is not Operation.ADMIN),
     ResourceKind.CONSUMER: (Operation.READ, Operation.DELETE, Operation.DESCRIBE),
     ResourceKind.TRANSACTION: (Operation.WRITE, Operation.DELETE, Operation.DESCRIBE),
-    ResourceKind.LAKE: (Operation.WRITE, Operation.CREATE, Operation.DELETE, Operation.DESCRIBE),
+    ResourceKind.LAKE: (
+        Operation.WRITE,
+        Operation.CREATE,
+        Operation.ALTER,
+        Operation.DELETE,
+        Operation.DESCRIBE,
+    ),
     ResourceKind.CLUSTER: (Operation.DESCRIBE, Operation.ADMIN),
 }
 """The operations that each kind of resource has."""
@@ -310,11 +316,16 @@ def to_join_group(request: Any) -> Sequence[Need]:
 
 def to_create_lake(request: Any) -> Sequence[Need]:
     """Need to create the lake, and to read the topics."""
-    names = sorted(set(request.topics))
-    return [
-        *on_lake(Operation.CREATE)(request),
-        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names),
-    ]
+    return [*on_lake(Operation.CREATE)(request), *_to_read(request.topics)]
+
+
+def to_alter_lake(request: Any) -> Sequence[Need]:
+    """Need to alter the lake, and to read the topics that it is to have."""
+    return [*on_lake(Operation.ALTER)(request), *_to_read(request.topics or ())]
+
+
+def _to_read(topics: Iterable[str]) -> list[Need]:
+    return [(Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in sorted(set(topics))]
 
 
 def to_commit(request: Any) -> Sequence[Need]:

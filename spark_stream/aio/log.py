@@ -137,6 +137,7 @@ class AsyncLog(Asynchronous[blocking.Log]):
     create_lake = on_a_thread(blocking.Log.create_lake)
     lakes = on_a_thread(blocking.Log.lakes)
     describe_lake = on_a_thread(blocking.Log.describe_lake)
+    alter_lake = on_a_thread(blocking.Log.alter_lake)
     drop_lake = on_a_thread(blocking.Log.drop_lake)
 
     read = on_a_thread(blocking.Log.read)

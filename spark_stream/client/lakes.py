@@ -22,8 +22,9 @@ from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLake
 from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import table_schema
-from spark_stream.lake.storage.locations import check_apart, check_location
+from spark_stream.lake.storage.locations import check_apart, check_location, check_tables
 from spark_stream.wire.lake_messages import (
+    AlterLake,
     CreateLake,
     DescribeLake,
     DropLake,
@@ -66,12 +67,7 @@ class LakesClient:
                 " are in the worker's environment, or in its ~/.pyiceberg.yaml.",
                 option="iceberg",
             )
-        names = [topics] if isinstance(topics, str) else list(topics)
-        ids = {}
-        for each in names:
-            topic = self._topics.describe(checked_topic(each))
-            table_schema(each, topic.schema)
-            ids[each] = topic.id
+        ids = self._ids(topics)
         place = _location(location)
         if iceberg is not None and (bad := sorted(set("?#%").intersection(place))):
             raise InvalidOption(
@@ -82,13 +78,13 @@ class LakesClient:
         others = {each.name: each.location for each in self.all()}
         if name not in others:  # else the broker refuses the name
             check_apart(place, others)
-            if check and names:
+            if check and ids:
                 _check_iceberg(iceberg)
                 check_location(place, self._connection.cluster_id or "", ids)
         request = CreateLake.of(
             lake=name,
             lake_id=secrets.token_hex(8),
-            topics=names,
+            topics=_listed(topics),
             location=place,
             freshness_ms=round(1_000 * freshness),
             file_bytes=file_bytes,
@@ -97,6 +93,44 @@ class LakesClient:
             file_retention_ms=_milliseconds(file_retention),
         )
         return self._connection.call(request)
+
+    def alter(
+        self,
+        name: str,
+        topics: str | Sequence[str] | None,
+        freshness: float | None,
+        file_bytes: int | None,
+        *,
+        check: bool = True,
+    ) -> LakeDescription:
+        """Alter a lake, if each topic can have a Delta table.
+
+        ``check``: whether the tables of added topics are checked.
+        """
+        found = self.describe(name)
+        if topics is not None:
+            known = {each.name: each.id for each in found.topics}
+            ids = self._ids(topics)
+            if check:
+                added = {each: of for each, of in ids.items() if known.get(each) != of}
+                check_tables(found.location, self._connection.cluster_id or "", added, found.id)
+        request = AlterLake.of(
+            lake=name,
+            lake_id=found.id,
+            topics=None if topics is None else _listed(topics),
+            freshness_ms=_milliseconds(freshness),
+            file_bytes=file_bytes,
+        )
+        return self._connection.call(request)
+
+    def _ids(self, topics: str | Sequence[str]) -> dict[str, str]:
+        """Return the ids of topics by name, after a check that each can have a Delta table."""
+        ids = {}
+        for each in _listed(topics):
+            topic = self._topics.describe(checked_topic(each))
+            table_schema(each, topic.schema)
+            ids[each] = topic.id
+        return ids
 
     def all(self) -> list[LakeDescription]:
         """Return the lakes that the caller may describe, by name."""
@@ -134,6 +168,10 @@ class LakesClient:
             stopped_hint=stopped_hint[:STOPPED_MAX],
         )
         self._connection.call(request)
+
+
+def _listed(topics: str | Sequence[str]) -> list[str]:
+    return [topics] if isinstance(topics, str) else list(topics)
 
 
 def _milliseconds(seconds: float | None) -> int | None:

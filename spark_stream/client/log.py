@@ -630,6 +630,48 @@ class Log(ProcessBound):
         """
         return self._lakes.describe(name)
 
+    def alter_lake(
+        self,
+        name: str,
+        *,
+        topics: str | Sequence[str] | None = None,
+        freshness: float | None = None,
+        file_bytes: int | None = None,
+        check: bool = True,
+    ) -> LakeDescription:
+        """Alter a lake. Its worker follows in its next round.
+
+        Args:
+            name: The name of the lake.
+            topics: All topics that the lake is to have. A topic that is added again continues in
+                its table. The table of a removed topic stays, but readers of the topic do not find
+                the records any more that only this table has.
+            freshness: Seconds between two versions of the tables, at least 1.
+            file_bytes: The size of a large file. Smaller adjacent files are merged.
+            check: Look for tables of others in the place of added tables.
+
+        Returns:
+            The lake.
+
+        Raises:
+            UnknownLake: There is none with this name.
+            UnknownTopic: There is no such topic.
+            UnsupportedType: Delta has no type for a column.
+            SchemaMismatch: Delta does not accept a column's name.
+            InvalidRequest: A setting is out of its range, or ``topics`` is empty.
+            LakeUnavailable: The location did not answer.
+            LakeStopped: The place of an added table has a table of others.
+
+        Examples:
+            >>> for name in ("bids", "asks"):
+            ...     topic = log.create_topic(name, schema="id bigint")
+            >>> lake = log.create_lake("market", "bids", "lake-of-bids")
+            >>> altered = log.alter_lake("market", topics=["bids", "asks"], freshness=5)
+            >>> [each.name for each in altered.topics], altered.freshness_ms
+            (['asks', 'bids'], 5000)
+        """
+        return self._lakes.alter(name, topics, freshness, file_bytes, check=check)
+
     def drop_lake(self, name: str) -> None:
         """Drop a lake. Its tables stay. Local retention waits for the other lakes of a topic only.
 

@@ -172,7 +172,8 @@ def tables_of_topic(log: Log, topic: TopicDescription) -> list[TopicTable]:
 def _deleted(name: str) -> LakeStopped:
     return LakeStopped(
         f"the topic {name!r} was deleted, or may not be described",
-        hint="Its table stays as it is. A new topic of the name needs a lake at another location.",
+        hint="Its table stays as it is. Remove the topic from the lake: isolog lake alter. A new"
+        " topic of the name needs a lake at another location.",
         topic=name,
     )
 

@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from spark_stream.client.log import Log
+from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import (
     InvalidOption,
     IsologError,
@@ -246,6 +247,12 @@ class LakeWorker:
             raise UnknownLake(f"the lake {found.name!r} was dropped", lake=found.name)
         if found.omitted:
             raise _omitted(found.name)
+        if _definition(found) != _definition(self._lake):
+            logger.info("the lake %s was altered", found.name)
+            self._lake = found
+            self._iceberg = None
+            self.counts.freshness_s = found.freshness_ms / 1_000
+            self._reset()
         self._tables.recorded = {each.id: each.tiered for each in found.topics}
 
     def _note_deleted(self) -> None:
@@ -333,6 +340,12 @@ class LakeWorker:
             except IsologError as error:
                 first = first or error
         return first
+
+
+def _definition(lake: LakeDescription) -> object:
+    """Return what `isolog lake alter` can change."""
+    topics = [(each.name, each.id) for each in lake.topics]
+    return topics, lake.freshness_ms, lake.file_bytes
 
 
 def _omitted(name: str) -> LakeStopped:

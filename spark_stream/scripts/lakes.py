@@ -1,14 +1,15 @@
-"""Creation of lakes, recorded progress, and removal. Each is one compare-and-set of a record."""
+"""Creation and alteration of lakes, recorded progress, and removal. Each is a compare-and-set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
 from spark_stream.cluster.lakes import LAKES, decode, encode
+from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
 from spark_stream.directories import APART_HINT, overlap
 from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
@@ -26,12 +27,8 @@ def create(lake: LakeDescription) -> Script[LakeDescription]:
     """
     _check(lake)
     yield from _check_apart(lake)
-    topics = []
-    for each in lake.topics:
-        found = yield from FindTopic(each.name)
-        topics.append(LakeTopic(each.name, found.id))
     key = LAKES + lake.name
-    made = replace(lake, topics=tuple(topics))
+    made = replace(lake, topics=(yield from _found([each.name for each in lake.topics])))
     while not (yield from PutRecord(key, encode(made), 0)):
         record = yield from Get(key)
         if record is None:
@@ -42,6 +39,56 @@ def create(lake: LakeDescription) -> Script[LakeDescription]:
         break
     yield from _check_apart(lake)  # again, because of concurrent creations
     return made
+
+
+def alter(
+    name: str,
+    lake_id: str,
+    topics: Sequence[str] | None,
+    freshness_ms: int | None,
+    file_bytes: int | None,
+) -> Script[LakeDescription]:
+    """Alter a lake, and return it. None leaves a field as it is.
+
+    A topic that stays keeps its offsets. A deleted one stays only if ``topics`` is None.
+
+    Raises:
+        UnknownLake: There is no lake with this name and id.
+        UnknownTopic, InvalidRequest: As for :func:`create`.
+    """
+    while True:
+        record, lake = yield from _named(name, lake_id)
+        if topics is not None:
+            have = {(each.name, each.id): each for each in lake.topics}
+            wanted = yield from _found(topics)
+            wanted = tuple(have.get((each.name, each.id), each) for each in wanted)
+            lake = replace(lake, topics=wanted)
+        lake = replace(
+            lake,
+            freshness_ms=lake.freshness_ms if freshness_ms is None else freshness_ms,
+            file_bytes=lake.file_bytes if file_bytes is None else file_bytes,
+        )
+        _check(lake)
+        if (yield from PutRecord(record.key, encode(lake), record.version)):
+            return lake
+
+
+def _found(topics: Iterable[str]) -> Script[tuple[LakeTopic, ...]]:
+    """Return the topics of these names, sorted, with their ids."""
+    found = []
+    for each in sorted(topics):
+        topic = yield from FindTopic(each)
+        found.append(LakeTopic(each, topic.id))
+    return tuple(found)
+
+
+def _named(name: str, lake_id: str) -> Script[tuple[StoreRecord, LakeDescription]]:
+    """Return the record of a lake. Raise UnknownLake without one of this name and id."""
+    record = yield from Get(LAKES + name)
+    lake = None if record is None else decode(record.value)
+    if record is None or lake is None or lake.id != lake_id:
+        raise unknown(name)
+    return record, lake
 
 
 def _check_apart(lake: LakeDescription) -> Script[None]:
@@ -114,12 +161,9 @@ def record_progress(
         UnknownLake: There is no lake with this name and id.
     """
     while True:
-        record = yield from Get(LAKES + name)
-        lake = None if record is None else decode(record.value)
-        if record is None or lake is None or lake.id != lake_id:
-            raise unknown(name)
+        record, lake = yield from _named(name, lake_id)
         after = encode(advanced(lake, offsets, now_ms, stopped, stopped_hint))
-        if (yield from PutRecord(LAKES + name, after, record.version)):
+        if (yield from PutRecord(record.key, after, record.version)):
             return
 
 
@@ -130,10 +174,8 @@ def drop(name: str, lake_id: str) -> Script[None]:
         UnknownLake: There is no lake with this name and id.
     """
     while True:
-        record = yield from Get(LAKES + name)
-        if record is None or decode(record.value).id != lake_id:
-            raise unknown(name)
-        if (yield from DeleteRecord(LAKES + name, record.version)):
+        record, _ = yield from _named(name, lake_id)
+        if (yield from DeleteRecord(record.key, record.version)):
             return
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from spark_stream.access.rules import Operation, described, on_lake, to_create_lake
+from spark_stream.access.rules import Operation, described, on_lake, to_alter_lake, to_create_lake
 from spark_stream.consistency.lakes import (
     FileBytesField,
     FreshnessField,
@@ -38,6 +38,19 @@ class CreateLake(Call[LakeDescription], name="create-lake", needs=to_create_lake
     iceberg: IcebergName | None = None
     version_retention_ms: RetentionField | None = None
     file_retention_ms: RetentionField | None = None
+
+
+class AlterLake(Call[LakeDescription], name="alter-lake", needs=to_alter_lake, once=True):
+    """Alter a lake. A field that is None stays as it is. The worker follows in its next round.
+
+    ``topics``: all topics that the lake is to have. The tables of removed topics stay.
+    """
+
+    lake: Name
+    lake_id: LakeId
+    topics: list[Name] | None = None
+    freshness_ms: FreshnessField | None = None
+    file_bytes: FileBytesField | None = None
 
 
 class LakeList(Message):

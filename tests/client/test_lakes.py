@@ -71,6 +71,31 @@ def test_a_name_has_one_lake_and_progress_is_only_that_of_the_present_one(log):
             call("l")
 
 
+def test_a_lake_is_altered_and_topics_that_stay_keep_their_offsets(log, tmp_path):
+    ids = {each: log.create_topic(each).id for each in ("a", "b", "c")}
+    lake = log.create_lake("l", ["a", "b"], tmp_path, freshness=30)
+    log._lakes.record_progress("l", lake.id, {ids["a"]: {0: 5}, ids["b"]: {0: 7}})
+    altered = log.alter_lake("l", topics=["c", "b"], freshness=2)
+    assert [(each.name, each.id, each.tiered) for each in altered.topics] == [
+        ("b", ids["b"], {0: 7}),
+        ("c", ids["c"], {}),
+    ]
+    assert (altered.freshness_ms, altered.file_bytes) == (2_000, lake.file_bytes)
+    assert log.alter_lake("l", file_bytes=1 << 20).file_bytes == 1 << 20
+    assert log.describe("a").lakes == ()
+    for settings, error in (
+        ({"topics": []}, InvalidRequest),
+        ({"topics": ["c", "c"]}, InvalidRequest),
+        ({"topics": "none"}, UnknownTopic),
+        ({"freshness": 0.1}, InvalidRequest),
+    ):
+        with pytest.raises(error):
+            log.alter_lake("l", **settings)
+    with pytest.raises(UnknownLake):
+        log.alter_lake("m", freshness=2)
+    assert [each.name for each in log.describe_lake("l").topics] == ["b", "c"]
+
+
 def test_topics_that_cannot_have_a_table_are_refused(log):
     log.create_topic("times", schema=pa.schema([("at", pa.time64("us"))]))
     log.create_topic("spaces", schema=pa.schema([("a b", pa.int64())]))

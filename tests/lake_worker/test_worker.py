@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from msgspec.structs import replace
 
 import isolog
 from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
@@ -212,7 +211,7 @@ def test_merges_of_a_round_are_bounded_and_the_next_round_continues(log, tmp_pat
             size = max(
                 file.size for each in topics for file in table_of(tmp_path, each).files.values()
             )
-            worker._lake = replace(worker._lake, file_bytes=6 * size)
+            log.alter_lake("l", file_bytes=6 * size)
         for name in topics:
             append(log, name, at * 10, 10)
         worker.round()
@@ -282,6 +281,45 @@ def test_a_dropped_lake_ends_its_worker_and_another_of_its_name_is_left_alone(lo
     assert len(waits) == 1
     with pytest.raises(UnknownLake):
         isolog.LakeWorker(log, "other")
+
+
+def test_a_running_worker_follows_an_altered_lake(log, tmp_path):
+    """A removed topic's table stays, and continues when the topic is added again."""
+    for name in ("t", "u"):
+        log.create_topic(name, schema=NUMBERS)
+        append(log, name, 0, 10)
+    log.create_lake("l", ["t", "u"], tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    log.alter_lake("l", topics="u", freshness=2)
+    for name in ("t", "u"):
+        append(log, name, 10, 10)
+    worker.run_once()
+    assert worker.counts.freshness_s == 2
+    assert rows_of(tmp_path, "t").num_rows == 10
+    assert check(log, tmp_path, "u").num_rows == 20
+    log.alter_lake("l", topics=["t", "u"])
+    append(log, "u", 20, 10)
+    for each in (worker, isolog.LakeWorker(log, "l")):
+        each.run_once()
+        assert check(log, tmp_path, "t").num_rows == 20
+        assert check(log, tmp_path, "u").num_rows == 30
+
+
+def test_a_deleted_topic_is_removed_from_a_lake_and_a_new_one_of_its_name_is_refused(log, tmp_path):
+    for name in ("t", "u"):
+        log.create_topic(name, schema=NUMBERS)
+        append(log, name, 0, 10)
+    log.create_lake("l", ["t", "u"], tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    log.delete_topic("t")
+    log.alter_lake("l", topics="u")
+    worker.run_once()
+    log.create_topic("t", schema=NUMBERS)
+    with pytest.raises(LakeStopped, match="table t"):
+        log.alter_lake("l", topics=["t", "u"])
+    assert [each.name for each in log.describe_lake("l").topics] == ["u"]
 
 
 def test_the_other_topics_continue_beside_one_that_was_created_again(log, tmp_path):

@@ -11,7 +11,7 @@ from isolog.errors import InvalidRequest, LakeExists, UnknownTopic
 from spark_stream.cluster.lakes import LAKES, decode
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic
-from spark_stream.scripts.lakes import create
+from spark_stream.scripts.lakes import alter, create, record_progress
 from spark_stream.scripts.steps import FindTopic
 from tests.scripts.on_store import OnStore
 from tests.simulation.broker import SCHEMA
@@ -54,6 +54,23 @@ def test_a_retry_of_a_creation_returns_the_lake_and_another_one_is_refused(on):
     assert on.run(create(lake("a", "/a"))) == made
     with pytest.raises(LakeExists):
         on.run(create(lake("a", "/b", "other")))
+
+
+def test_an_alteration_and_recorded_progress_lose_nothing_of_each_other(on):
+    """Each order of the steps of two brokers."""
+    for order in itertools.product((0, 1), repeat=5):
+        world = WithTopic(MemoryStore(MemoryRecords()))
+        world.run(create(lake("a", "/a")))
+        running = [
+            world.start(alter("a", "a", ["t"], 5_000, None)),
+            world.start(record_progress("a", "a", {"id": {0: 9}}, 1)),
+        ]
+        for place in order:
+            running[place].advance()
+        for each in running:
+            each.end()
+        [found] = on_record(world)
+        assert (found.freshness_ms, found.topics[0].tiered) == (5_000, {0: 9})
 
 
 @pytest.mark.parametrize("other", ["/data", "/data/x", "/"])

@@ -9,6 +9,7 @@ from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic
 from spark_stream.scripts import lakes
 from spark_stream.wire.lake_messages import (
+    AlterLake,
     CreateLake,
     DescribeLake,
     DropLake,
@@ -33,6 +34,14 @@ def create_lake(context: BrokerContext, asked: CreateLake) -> LakeDescription:
         file_retention_ms=asked.file_retention_ms,
     )
     return context.transactions.run(lakes.create(lake))
+
+
+@handles(AlterLake)
+def alter_lake(context: BrokerContext, asked: AlterLake) -> LakeDescription:
+    altered = lakes.alter(
+        asked.lake, asked.lake_id, asked.topics, asked.freshness_ms, asked.file_bytes
+    )
+    return _shown(context, context.transactions.run(altered))
 
 
 @handles(ListLakes)

@@ -102,10 +102,9 @@ def create(
     version_s = seconds_of("--version-retention", version_retention)
     file_s = seconds_of("--file-retention", file_retention)
     with log(bootstrap, path) as opened:
-        names = [each.strip() for each in topics.split(",") if each.strip()]
         made = opened.create_lake(
             name,
-            names,
+            _names(topics),
             location,
             freshness=freshness,
             file_bytes=file_bytes,
@@ -115,6 +114,63 @@ def create(
             check=check,
         )
     note(f"created lake {made.name} at {made.location}")
+
+
+@app.command()
+def alter(
+    name: LakeName,
+    bootstrap: Bootstrap = None,
+    path: LogPath = None,
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC,TOPIC",
+            help="All topics that the lake is to have, separated by commas.",
+            show_default=False,
+        ),
+    ] = None,
+    freshness: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=1,
+            help="Time between two versions of the tables.",
+            show_default=False,
+        ),
+    ] = None,
+    file_bytes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="BYTES",
+            help="Size up to which adjacent files are merged.",
+            show_default=False,
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Look for tables of others in the place of added tables.")
+    ] = True,
+) -> None:
+    """Alter a lake. Its worker follows in its next round.
+
+    The tables of removed topics stay. Readers of such a topic do not find the records any more that
+    only its table has.
+
+    \b
+    isolog lake alter shop --topics orders,audit,returns --path data/
+    isolog lake alter shop --freshness 5 --path data/
+    """
+    if topics is None and freshness is None and file_bytes is None:
+        raise typer.BadParameter("Give --topics, --freshness or --file-bytes.")
+    with log(bootstrap, path) as opened:
+        names = None if topics is None else _names(topics)
+        altered = opened.alter_lake(
+            name, topics=names, freshness=freshness, file_bytes=file_bytes, check=check
+        )
+    note(f"altered lake {altered.name}")
+
+
+def _names(given: str) -> list[str]:
+    return [each.strip() for each in given.split(",") if each.strip()]
 
 
 @app.command("list")

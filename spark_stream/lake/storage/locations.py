@@ -74,18 +74,33 @@ def check_location(location: str, cluster: str, topics: Mapping[str, str]) -> No
     check_store(store)
     if next(iter(store.list(f"{LOG}/0")), None) is not None:
         raise _in_table(location)
-    for name, of in {**topics, CUTS: ""}.items():
+    check_tables(location, cluster, {**topics, CUTS: ""}, None)
+
+
+def check_tables(
+    location: str, cluster: str, topics: Mapping[str, str], lake_id: str | None
+) -> None:
+    """Check that a location has no tables of others for these topics.
+
+    ``lake_id``: of the lake that may have tables there.
+
+    Raises:
+        LakeUnavailable, LakeStopped: As :func:`check_location`.
+    """
+    store = open_store(location)
+    for name, of in topics.items():
         table = read_table(store, name)
         if table.version < 0:
             continue
         if name != CUTS:
             table.check(cluster, of)
         found = {} if table.metadata is None else table.metadata.configuration
-        raise LakeStopped(
-            f"the location has the table {name} of the lake with id {found.get(LAKE)}",
-            hint="Choose another location. Tables of a dropped lake stay where they are.",
-            table=name,
-        )
+        if lake_id is None or found.get(LAKE) != lake_id:
+            raise LakeStopped(
+                f"the location has the table {name} of the lake with id {found.get(LAKE)}",
+                hint="Choose another location. Tables of a dropped lake stay where they are.",
+                table=name,
+            )
 
 
 def _check_folder(folder: Path, topics: Mapping[str, str]) -> None:

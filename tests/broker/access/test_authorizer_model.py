@@ -35,7 +35,7 @@ from spark_stream.cluster.access import TOKENS, Token, encode, rule_key
 from spark_stream.cluster.view import ClusterView
 from spark_stream.wire.calls import CALLS
 from spark_stream.wire.consumer_messages import JoinGroup
-from spark_stream.wire.lake_messages import CreateLake
+from spark_stream.wire.lake_messages import AlterLake, CreateLake
 from spark_stream.wire.messages import Message
 from spark_stream.wire.stream_messages import AppendTo, Fetch, FetchRange
 from tests.clocks import FakeClock
@@ -67,7 +67,7 @@ class _About:
         for each in ("topic", "transactional_id", "consumer", "lake"):
             if each in fields:
                 setattr(self, each, name)
-        topic = name if kind in (JoinGroup, CreateLake) else _Named(name)
+        topic = name if kind in (JoinGroup, AlterLake, CreateLake) else _Named(name)
         self.topics = [topic] if "topics" in fields else []
         self.positions = [_Named(name)] if "positions" in fields else []
         self.owners = {name: "instance"} if "owners" in fields else {}
@@ -144,6 +144,7 @@ PERMISSIONS = {
     "remove-quota": "admin cluster",
     "list-quotas": "admin cluster",
     "create-lake": "create lake, read topic",
+    "alter-lake": "alter lake, read topic",
     "list-lakes": "",
     "describe-lake": "describe lake",
     "record-lake-progress": "write lake",

@@ -52,6 +52,26 @@ def lake(here: Call, served: Served, tmp_path: Path):
     served.log.delete_topic("of-lake")
 
 
+def test_a_lake_is_altered(here, lake, served):
+    served.log.create_topic("more-of-lake", schema="n bigint")
+    altered = here(
+        "lake",
+        "alter",
+        "l",
+        "--topics",
+        "of-lake,more-of-lake",
+        "--freshness",
+        "3",
+    )
+    assert (altered.code, altered.err) == (0, "altered lake l\n")
+    found = served.log.describe_lake("l")
+    assert [each.name for each in found.topics] == ["more-of-lake", "of-lake"]
+    assert found.freshness_ms == 3_000
+    assert here("lake", "alter", "l", "--topics", "of-lake").code == 0
+    assert here("lake", "alter", "l").code == 2
+    served.log.delete_topic("more-of-lake")
+
+
 def test_a_lake_is_created_listed_and_dropped(here, lake):
     (listed,) = json.loads(here("lake", "list", "--output", "json").out)
     assert (listed["name"], listed["topics"], listed["freshness_ms"]) == ("l", ["of-lake"], 1000)

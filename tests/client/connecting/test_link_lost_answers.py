@@ -256,6 +256,7 @@ OF_ACCESS = {
 }
 OF_DATA = {
     "abort-transaction",
+    "alter-lake",
     "alter-topic",
     "begin-transaction",
     "cancel-moves",
@@ -318,6 +319,7 @@ def test_a_change_of_data_succeeds_if_its_answer_is_lost(asking: BrokerProcess, 
             lake = log.create_lake("lost", "t", "/nowhere", check=False)
             log._lakes.record_progress("lost", lake.id, {lake.topics[0].id: {0: 3}})
             assert log.describe_lake("lost").topics[0].tiered == {0: 3}
+            assert log.alter_lake("lost", freshness=7).freshness_ms == 7_000
             log.drop_lake("lost")
             assert log.lakes() == []
             assert log.trim("t", "latest", partitions=[0])[0] > 0

@@ -820,14 +820,16 @@ def test_hidden_lakes_and_topics_of_lakes_do_not_exist(
         for call, more in (
             ("describe-lake", {}),
             ("drop-lake", {"lake_id": secret.id}),
+            ("alter-lake", {"lake_id": secret.id, "freshness_ms": 1_000}),
             ("record-lake-progress", {"lake_id": secret.id, "tiered": {}}),
         ):
             with pytest.raises(IsologError) as caught:
                 raw.act(call, lake=name, **more)
             errors.append((name, call, str(caught.value).replace(name, "NAME")))
-    assert [each[1:] for each in errors[:3]] == [each[1:] for each in errors[3:]]
+    assert [each[1:] for each in errors[:4]] == [each[1:] for each in errors[4:]]
     for call, more in (
         ("drop-lake", {"lake_id": of_both.id}),
+        ("alter-lake", {"lake_id": of_both.id, "topics": [mine]}),
         ("record-lake-progress", {"lake_id": of_both.id, "tiered": {ids[mine]: {0: 9}}}),
     ):
         with pytest.raises(PermissionDenied):
