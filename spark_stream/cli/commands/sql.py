@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from importlib import import_module
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_stream.cli.output.formats import Writer
-    from spark_stream.client.reading.datasets import TopicDatasets
+    from spark_stream.client.reading.datasets import TopicDataset, TopicDatasets
 
+_FLOATS: Final = ("halffloat", "float", "double")
 _ROWS: Final = 1 << 14  # of a batch of the result
 _UNKNOWN_TABLE: Final = re.compile(
     r'Table with name "?(?P<name>.+?)"? does not exist!'
@@ -213,7 +214,55 @@ def _result(duckdb: Any, database: Any, datasets: TopicDatasets, statement: str)
                 raise
             known.add(name)
             topic = _topic(datasets, name, is_file=bool(found and found["file"]))
-            database.register(name, datasets.open(topic))
+            _check_cases(datasets.topics.names(), topic, statement)
+            _register(database, name, datasets.open(topic))
+
+
+def _check_cases(topics: Iterable[str], topic: str, statement: str) -> None:
+    """Raise InvalidOption if a statement has two topics that only differ in case.
+
+    DuckDB ignores the case of names, and would read one of them for both.
+    """
+    same = [each for each in topics if each.lower() == topic.lower()]
+    named = [each for each in same if re.search(rf"(?<!\w){re.escape(each)}(?!\w)", statement)]
+    if len(named) > 1:
+        raise InvalidOption(
+            f"the statement names topics that differ only in case: {', '.join(sorted(named))}",
+            hint="Run one statement for each of them. DuckDB ignores the case of names.",
+        )
+
+
+def _register(database: Any, name: str, dataset: TopicDataset) -> None:
+    """Register a topic as a table of this name.
+
+    DuckDB trusts the filters that it passes to a dataset, and pyarrow has other rules for NaN and
+    for lists of numbers. So filters on floating-point columns stay in DuckDB: it cannot pass those
+    on an expression.
+    """
+    floating = {each.name for each in dataset.schema if _has_floats(each.type)}
+    if not floating:
+        database.register(name, dataset)
+        return
+    source = f"isolog topic {name}"
+    database.register(source, dataset)
+    columns = [(_quoted(each), each in floating) for each in dataset.schema.names]
+    shown = [
+        f"CASE WHEN {each} IS NULL THEN NULL ELSE {each} END AS {each}" if is_floating else each
+        for each, is_floating in columns
+    ]
+    database.execute(
+        f"CREATE TEMP VIEW {_quoted(name)} AS SELECT {', '.join(shown)} FROM {_quoted(source)}"
+    )
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if kind.num_fields == 0:
+        return str(kind) in _FLOATS
+    return any(_has_floats(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _check_query(duckdb: Any, statement: str) -> None:

@@ -112,6 +112,46 @@ def test_leaders_get_the_columns_and_simple_filters(here, orders, monkeypatch):
     assert asked == [(["id", "name", "price", "_offset"], "`name` = 'n1' and `_offset` > 3")]
 
 
+def test_floating_point_filters_are_those_of_duckdb(here, served):
+    """It sorts NaN above all numbers, and finds -0.0 as 0."""
+    numbers = [1.5, float("nan"), None, -0.0, float("inf"), -3.0]
+    table = pa.table(
+        {
+            "n": pa.array(range(6), pa.int64()),
+            "f": pa.array(numbers, pa.float64()),
+            "s": [{"x": each} for each in numbers],
+        }
+    )
+    served.log.create_topic("floating", schema=table.schema)
+    with served.log.producer() as producer:
+        producer.append("floating", table, partition=0).result(60)
+    for condition, found in (
+        ("f > 0", [0, 1, 4]),
+        ("f IN (0, 7)", [3]),
+        ("f <= 'nan'", [0, 1, 3, 4, 5]),
+        ("f >= 'inf' AND n < 4", [1]),
+        ("s.x > 0", [0, 1, 4]),
+        ("f IS NULL", [2]),
+    ):
+        asked = here("sql", f"SELECT n FROM floating WHERE {condition} ORDER BY n", "-o", "json")
+        assert [each["n"] for each in rows(asked)] == found, condition
+    served.log.delete_topic("floating")
+
+
+def test_topics_that_differ_only_in_case_are_not_in_one_statement(here, served):
+    for name, values in (("cases", [1, 2, 3]), ("Cases", [9])):
+        served.log.create_topic(name, schema="n bigint")
+        with served.log.producer() as producer:
+            producer.append(name, pa.table({"n": values}), partition=0).result(60)
+    assert rows(here("sql", 'SELECT max(n) AS m FROM "Cases"', "-o", "json")) == [{"m": 9}]
+    assert rows(here("sql", "SELECT max(n) AS m FROM cases", "-o", "json")) == [{"m": 3}]
+    refused = here("sql", 'SELECT * FROM cases WHERE n IN (SELECT n FROM "Cases")')
+    assert refused.code == 2
+    assert "differ only in case: Cases, cases" in refused.err
+    for name in ("cases", "Cases"):
+        served.log.delete_topic(name)
+
+
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed", "read_atomic"])
 def test_isolation_levels(here, orders, isolation):
     found = here("sql", f'SELECT count(*) AS n FROM "{orders}"', "--isolation", isolation)
