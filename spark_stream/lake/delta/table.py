@@ -138,8 +138,10 @@ class Table:
                 if each.metadata.id != self.metadata.id:
                     return f"version {version} replaced the table by another one"
         adds = any(each.add is not None and each.add.data_change for each in actions)
-        if adds and not any(each.remove is not None for each in actions):
-            return f"{name} in version {version} added rows"
+        removes = any(each.remove is not None for each in actions)
+        # A deletion writes the rows that remain in a file again.
+        if adds and not (removes and info.operation == "DELETE"):
+            return f"{name} in version {version} {'replaced' if removes else 'added'} rows"
         return None
 
     @property

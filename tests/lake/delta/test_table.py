@@ -161,6 +161,16 @@ def test_a_deletion_that_the_table_permits_does_not_stop() -> None:
     table.check("c", "t")
 
 
+@pytest.mark.parametrize("operation", ["WRITE", "UPDATE", "MERGE", ""])
+def test_replaced_rows_stop_the_worker_of_a_table_that_permits_deletions(operation: str) -> None:
+    """Its offsets would stand for missing rows, and local retention would remove their records."""
+    table = made(**{APPEND_ONLY.replace(".", "_"): "false"})
+    added = Action(add=AddFile("g", 1, 0))
+    table.apply(2, foreign(operation, Action(remove=RemoveFile("f")), added))
+    with pytest.raises(LakeStopped, match="in version 2 replaced rows"):
+        table.check("c", "t")
+
+
 def test_a_lost_column_stops_the_worker() -> None:
     table = made()
     assert table.metadata is not None
