@@ -54,8 +54,13 @@ _PART: Final = re.compile(r"\s*(\d+)\s+([a-z]+?)s?\b", re.IGNORECASE)
 def duration_ms(table: Table, name: str, default_ms: int) -> int:
     """Return a duration in a table's properties (``interval 30 days``), or the default."""
     text = "" if table.metadata is None else table.metadata.configuration.get(name, "")
-    parts = _PART.findall(re.sub(r"^\s*interval\b", "", text, flags=re.IGNORECASE))
-    if not parts or any(unit.lower() not in _UNITS_MS for _, unit in parts):
+    text = re.sub(r"^\s*interval\b", "", text, flags=re.IGNORECASE)
+    parts = _PART.findall(text)
+    if (
+        not parts
+        or _PART.sub("", text).strip()
+        or any(unit.lower() not in _UNITS_MS for _, unit in parts)
+    ):
         return default_ms
     return sum(int(number) * _UNITS_MS[unit.lower()] for number, unit in parts)
 

@@ -160,6 +160,8 @@ def test_a_lost_checkpoint_at_the_floor_stops(log, tmp_path, monkeypatch):
         ("30 minutes", 1_800_000),
         ("", LOG_RETENTION_MS),
         ("interval soon", LOG_RETENTION_MS),
+        ("interval 1.5 days", LOG_RETENTION_MS),
+        ("interval -1 days", LOG_RETENTION_MS),
         ("interval 2 moons", LOG_RETENTION_MS),
     ],
 )

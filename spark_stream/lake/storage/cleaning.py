@@ -14,10 +14,14 @@ from urllib.parse import unquote
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.expiry import DAY_MS, earlier
 from spark_stream.lake.storage.snapshots import read_floor, read_table, read_version
-from spark_stream.lake.storage.stores import LakeStore, StoredFile
+from spark_stream.lake.storage.stores import TEMPORARY, LakeStore, StoredFile
 
-_NAME: Final = re.compile(r"(merged-|[0-9]{5}-)?[0-9]{20}(-[0-9]{20})?-[0-9a-f]{16}\.parquet")
-"""The names that the driver gives to files of records, of cuts, and of a merge."""
+_NAME: Final = re.compile(
+    r"(merged-|[0-9]{5}-)?[0-9]{20}(-[0-9]{20})?-[0-9a-f]{16}\.parquet"
+    rf"|(\w+/)?{re.escape(TEMPORARY)}[0-9a-f]{{16}}"
+)
+"""The names that the driver gives to files of records, of cuts, and of a merge, and those of files
+that are being written."""
 
 
 def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> list[StoredFile]:
