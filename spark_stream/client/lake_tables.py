@@ -122,16 +122,31 @@ class OpenTable:
         covered = coverage(self.table, topic.id, partition)
         end = 0 if covered is None else covered.end
         if end <= offset < reached:
-            fault = "is missing" if self.table.metadata is None else "is an older copy"
-            raise LakeIncomplete(
-                f"the table {topic.name!r} of the lake {self.lake.name!r} {fault} at"
-                f" {self.lake.location}: it ends at offset {end} of partition {partition}, and its"
-                f" worker has copied the records below offset {reached}",
-                table=topic.name,
-                location=self.lake.location,
-                partition=partition,
-                offset=end,
-            )
+            raise self._incomplete(partition, end, reached)
+
+    def check_copied(self, topic_id: str) -> None:
+        """Check that the table has all records that its worker has copied.
+
+        Raises:
+            LakeIncomplete: The table is missing, or is an older copy.
+        """
+        for partition, reached in sorted(self.lake.tiered.items()):
+            covered = coverage(self.table, topic_id, partition)
+            end = 0 if covered is None else covered.end
+            if end < reached:
+                raise self._incomplete(partition, end, reached)
+
+    def _incomplete(self, partition: int, end: int, reached: int) -> LakeIncomplete:
+        fault = "is missing" if self.table.metadata is None else "is an older copy"
+        return LakeIncomplete(
+            f"the table {self.table.at!r} of the lake {self.lake.name!r} {fault} at"
+            f" {self.lake.location}: it ends at offset {end} of partition {partition}, and its"
+            f" worker has copied the records below offset {reached}",
+            table=self.table.at,
+            location=self.lake.location,
+            partition=partition,
+            offset=end,
+        )
 
 
 def open_table(lake: TopicLake, name: str) -> OpenTable:
@@ -143,7 +158,11 @@ def open_table(lake: TopicLake, name: str) -> OpenTable:
 def copied(table: Table) -> Table:
     """Return a copy of a table that can be changed by itself."""
     return dataclasses.replace(
-        table, txns=dict(table.txns), files=dict(table.files), removed=dict(table.removed)
+        table,
+        txns=dict(table.txns),
+        files=dict(table.files),
+        removed=dict(table.removed),
+        unconfirmed=set(table.unconfirmed),
     )
 
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.client.lake_tables import open_table
+from spark_stream.client.lake_tables import OpenTable, open_table
 from spark_stream.client.log import Log
 from spark_stream.consistency.isolation import Isolation
-from spark_stream.consistency.lakes import LakeDescription
-from spark_stream.errors import IsologError, LakeStopped, UnknownTopic
+from spark_stream.consistency.lakes import LakeDescription, TopicLake
+from spark_stream.errors import IsologError, LakeIncomplete, LakeStopped, UnknownTopic
 from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
@@ -61,9 +61,11 @@ class TopicStatus(Struct, frozen=True):
 
 
 def state_of(lake: LakeDescription, topics: Iterable[TopicStatus], now_ms: int) -> LakeState:
-    """Return the state of a lake at a time."""
+    """Return the state of a lake at a time. Beside a deleted topic the others continue."""
     topics = list(topics)
     problems = [each.problem for each in topics if each.problem is not None]
+    present = [each for each in problems if not isinstance(each, UnknownTopic)]
+    problems = problems if len(problems) == len(topics) else present
     if lake.stopped or any(not each.retriable for each in problems):
         return LakeState.STOPPED
     if problems:
@@ -95,10 +97,13 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         table: Table | None = None
         problem: IsologError | None = None
         try:
-            table = read_table(store, topic.name)
+            of = TopicLake(lake.name, lake.id, lake.location, topic.tiered)
+            opened = OpenTable(of, store, read_table(store, topic.name))
+            table = opened.table
             if table.version >= 0:
                 table.check(cluster, topic.id)
-        except LakeStopped as stopped:
+            opened.check_copied(topic.id)
+        except (LakeStopped, LakeIncomplete) as stopped:
             problem = stopped
         lag = None
         try:
@@ -157,20 +162,22 @@ def tables_of_topic(log: Log, topic: TopicDescription) -> list[TopicTable]:
         offsets: dict[int, Coverage] = {}
         problem: IsologError | None = None
         try:
-            table = open_table(lake, topic.name).table
+            opened = open_table(lake, topic.name)
+            table = opened.table
             if table.version >= 0:
                 table.check(log._connection.cluster_id or "", topic.id)
             for each in topic.partitions:
                 if (have := coverage(table, topic.id, each.partition)) is not None:
                     offsets[each.partition] = have
+            opened.check_copied(topic.id)
         except IsologError as error:
             problem = error
         found.append(TopicTable(lake.name, lake.location, offsets, problem))
     return found
 
 
-def _deleted(name: str) -> LakeStopped:
-    return LakeStopped(
+def _deleted(name: str) -> UnknownTopic:
+    return UnknownTopic(
         f"the topic {name!r} was deleted, or may not be described",
         hint="Its table stays as it is. Remove the topic from the lake: isolog lake alter. A new"
         " topic of the name needs a lake at another location.",
@@ -183,10 +190,18 @@ def cuts_of(lake: LakeDescription) -> Iterator[Cut]:
 
     Raises:
         LakeUnavailable: The location did not answer.
+        LakeIncomplete: The table of cuts is missing, although a worker has recorded offsets.
     """
     store = open_store(lake.location)
+    cuts = read_table(store, CUTS)
+    if cuts.version < 0 and any(each.tiered for each in lake.topics):
+        raise LakeIncomplete(
+            f"the table {CUTS} of the lake {lake.name!r} is missing at {lake.location}",
+            table=CUTS,
+            location=lake.location,
+        )
     floors = {each.name: read_floor(store, each.name) for each in lake.topics}
-    for cut in read_cuts(store, read_table(store, CUTS)):
+    for cut in read_cuts(store, cuts):
         # Versions of later cuts are not less, so all cuts before an expired one have expired.
         if any(each.version < floors.get(each.topic, 0) for each in cut.entries):
             return

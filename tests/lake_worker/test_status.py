@@ -5,13 +5,23 @@ from __future__ import annotations
 import pytest
 
 from spark_stream.consistency.lakes import LakeDescription
-from spark_stream.errors import LakeStopped, LakeUnavailable
+from spark_stream.errors import LakeStopped, LakeUnavailable, UnknownTopic
 from spark_stream.lake_worker.status import ABSENT_MS, LakeState, TopicStatus, state_of
 
 NOW_MS = 10_000_000
 FRESHNESS_MS = 60_000
 DUE_MS = ABSENT_MS + 2 * FRESHNESS_MS
 STOP, WAIT = LakeStopped("restored"), LakeUnavailable("no answer")
+
+
+def test_the_state_of_a_lake_is_that_of_its_topics_that_exist():
+    lake = LakeDescription("l", "i", "/l", (), FRESHNESS_MS, recorded_ms=NOW_MS)
+    there = TopicStatus("t", 1, 1, 1, 1, 0, None)
+    gone = TopicStatus("u", 1, 1, 1, 1, None, UnknownTopic("deleted"))
+    stopped = TopicStatus("v", 1, 1, 1, 1, 0, STOP)
+    assert state_of(lake, [there, gone], NOW_MS) is LakeState.UP_TO_DATE
+    assert state_of(lake, [gone, stopped, there], NOW_MS) is LakeState.STOPPED
+    assert state_of(lake, [gone], NOW_MS) is LakeState.STOPPED
 
 
 @pytest.mark.parametrize(
