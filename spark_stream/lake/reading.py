@@ -134,7 +134,7 @@ def _read_file(files: TableFiles, table: Table, file: AddFile) -> pa.Table:
     try:
         with files.open_read(f"{table.at}/{unquote(file.path)}") as data:
             return pq.read_table(data)
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         raise LakeUnavailable(f"a file of the table {table.at} cannot be read: {error}") from None
 
 

@@ -174,7 +174,7 @@ def _missing(table: Table, reason: str) -> LakeStopped:
     return LakeStopped(
         f"the table {table.at} is not in the location of the lake: {reason}",
         hint="Mount or restore the location, and start the worker again. If the files are lost,"
-        " drop the lake and create one at another location: it copies the records of the log.",
+        " drop the lake and create one at another location, which copies the records of the log.",
         table=table.at,
     )
 

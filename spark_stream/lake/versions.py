@@ -104,7 +104,7 @@ def confirm(table: Table) -> Script[None]:
             raise LakeStopped(
                 f"the table {table.at} has files that were removed, the first one {lost[0]}",
                 hint="Restore them. If they were removed by `isolog lake clean` during the"
-                " suspension of a worker, the log has their records: drop the lake, and create one"
-                " at another location.",
+                " suspension of a worker, the log still has their records. Then drop the lake, and"
+                " create one at another location. It lacks what local retention has removed.",
                 table=table.at,
             )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
@@ -50,7 +50,7 @@ from spark_stream.lake_worker.counts import Ends, WorkerCounts
 from spark_stream.schema.schemas import is_default
 from spark_stream.steps import Script, Step, run_script
 from spark_stream.wire.messages import EARLIEST
-from spark_stream.wire.topic_messages import AskedTopic
+from spark_stream.wire.topic_messages import AskedTopic, PartitionOffsets
 
 T = TypeVar("T")
 ROUND_BYTES: Final = 256 << 20
@@ -168,13 +168,11 @@ class Driver:
     def _find_cut(self, lower: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
         ids = {each.name: each.id for each in self._lake.topics if each.name in lower}
         self.looked_s = time.monotonic()
-        bounds = self._topics.look_up(
+        found = self._look_up(
             [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
         )
-        for error in bounds.unknown.values():
-            raise error
-        ends = {name: bounds.topics[name].offsets for name in lower}
-        self.ends = {(name, n): at for name, found in ends.items() for n, at in found.items()}
+        ends = {name: found[name].offsets for name in lower}
+        self.ends = {(name, n): at for name, of in ends.items() for n, at in of.items()}
         wanted = self._wanted(lower, ends)
         upper = self._limits(lower, wanted)
         self.is_behind = any(
@@ -182,11 +180,17 @@ class Driver:
         )
         flat = {(name, n): at for name, found in lower.items() for n, at in found.items()}
         cut: dict[str, dict[int, int]] = {name: {} for name in lower}
-        found = cut_of(self._connection, ids, lower=flat, upper=upper)
-        for (name, number), at in found.items():
+        for (name, number), at in cut_of(self._connection, ids, lower=flat, upper=upper).items():
             end = ends[name].get(number, at)
             cut[name][number] = end if end < flat.get((name, number), 0) else at
         return cut
+
+    def _look_up(self, asked: Sequence[AskedTopic]) -> Mapping[str, PartitionOffsets]:
+        """Look up offsets. Raise UnknownTopic for a topic that was deleted."""
+        bounds = self._topics.look_up(asked)
+        for error in bounds.unknown.values():
+            raise error
+        return bounds.topics
 
     def _wanted(
         self, lower: Mapping[str, Mapping[int, int]], ends: Mapping[str, Mapping[int, int]]
@@ -220,7 +224,7 @@ class Driver:
             for name, each in budgets.items()
             if each
         ]
-        reached = self._topics.look_up(asked).topics if asked else {}
+        reached = self._look_up(asked) if asked else {}
         limits = {}
         for name, found in lower.items():
             for number, at in found.items():
@@ -308,13 +312,12 @@ class Driver:
         )
         batches = (
             each.append_column(PARTITION, pa.repeat(pa.scalar(partition, pa.int32()), len(each)))
-            for each in read_rows(self._store, part, partition, first, end, schema.names)
+            for each in _readable(
+                part, read_rows(self._store, part, partition, first, end, schema.names)
+            )
         )
         name = f"merged-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
-        try:
-            merged = write_rows(self._store, table, name, schema, batches, data_change=False)
-        except FileNotFoundError as error:
-            raise _unreadable(table, error) from None
+        merged = write_rows(self._store, table, name, schema, batches, data_change=False)
         assert merged is not None
         self._counts.merged_files += len(files)
         self.merged_bytes += sum(each.size for each in files)
@@ -339,7 +342,17 @@ class Driver:
         return merged
 
 
-def _unreadable(table: str, error: Exception) -> LakeUnavailable:
+def _readable(table: Table, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of a table's files. Raise LakeUnavailable for a damaged or missing one."""
+    try:
+        yield from batches
+    except (OSError, pa.ArrowException) as error:
+        paths = ", ".join(map(unquote, sorted(table.files)))
+        first, *_ = str(error).splitlines() or [""]
+        raise _unreadable(table.at, f"{first} (one of {paths})") from None
+
+
+def _unreadable(table: str, error: Exception | str) -> LakeUnavailable:
     return LakeUnavailable(f"a file of the table {table} cannot be read: {error}")
 
 

@@ -21,6 +21,7 @@ from spark_stream.errors import (
     IsologError,
     LakeStopped,
     LakeUnavailable,
+    OffsetEvicted,
     UnknownLake,
     UnknownTopic,
     UnsupportedType,
@@ -210,7 +211,9 @@ class LakeWorker:
             try:
                 if self._driver.run(run_round(self._tables)):
                     break
-            except UnknownTopic as error:  # it was deleted during the round
+            # A topic was deleted during the round, or its records were removed after another worker
+            # had copied them.
+            except (UnknownTopic, OffsetEvicted) as error:
                 logger.info("a round of the lake %s is repeated: %s", self._lake.name, error)
         else:
             raise LakeUnavailable(
@@ -252,7 +255,9 @@ class LakeWorker:
             self._lake = found
             self._iceberg = None
             self.counts.freshness_s = found.freshness_ms / 1_000
+            limit = self._driver.limit
             self._reset()
+            self._driver.limit = limit
         self._tables.recorded = {each.id: each.tiered for each in found.topics}
 
     def _note_deleted(self) -> None:
@@ -343,7 +348,7 @@ class LakeWorker:
 
 
 def _definition(lake: LakeDescription) -> object:
-    """Return what `isolog lake alter` can change."""
+    """Return the fields of a lake that `isolog lake alter` sets."""
     topics = [(each.name, each.id) for each in lake.topics]
     return topics, lake.freshness_ms, lake.file_bytes
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import isolog
-from isolog.errors import LakeStopped, LakeUnavailable, UnknownLake
+from isolog.errors import LakeIncomplete, LakeStopped, LakeUnavailable, UnknownLake
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
 from spark_stream.lake.storage.stores import LocalStore
 from spark_stream.lake_worker import worker as worker_module
-from spark_stream.lake_worker.status import cuts_of, topics_of
+from spark_stream.lake_worker.status import LakeState, cuts_of, state_of, topics_of
 from spark_stream.lake_worker.worker import RoundResult
 from spark_stream.steps import Step
 from tests.lake_worker.lake_tables import rows_of, table_of
@@ -281,6 +283,100 @@ def test_a_dropped_lake_ends_its_worker_and_another_of_its_name_is_left_alone(lo
     assert len(waits) == 1
     with pytest.raises(UnknownLake):
         isolog.LakeWorker(log, "other")
+
+
+def test_the_status_shows_a_missing_table_and_an_older_copy(log, tmp_path):
+    """Without a run of the worker: readers fail too."""
+    log.create_topic("t", schema=NUMBERS)
+    root, older, newer = tmp_path / "lake", tmp_path / "older", tmp_path / "newer"
+    log.create_lake("l", "t", root)
+    append(log, "t", 0, 10)
+    isolog.LakeWorker(log, "l").run_once()
+    shutil.copytree(root, older)
+    append(log, "t", 10, 10)
+    isolog.LakeWorker(log, "l").run_once()
+    lake = log.describe_lake("l")
+    assert [each.problem for each in topics_of(log, lake)] == [None]
+    for replace_by, fault in ((None, "is missing"), (older, "is an older copy")):
+        root.rename(newer)
+        if replace_by is not None:
+            shutil.copytree(replace_by, root)
+        (found,) = topics_of(log, lake)
+        assert isinstance(found.problem, LakeIncomplete)
+        assert fault in found.problem.message
+        assert state_of(lake, [found], lake.recorded_ms) is LakeState.STOPPED
+        if replace_by is None:
+            with pytest.raises(LakeIncomplete, match="_cuts"):
+                list(cuts_of(lake))
+        shutil.rmtree(root, ignore_errors=True)
+        newer.rename(root)
+
+
+def test_a_round_is_repeated_if_another_worker_copied_records_that_are_removed(
+    log, tmp_path, monkeypatch
+):
+    """As after a suspension. It is no loss, and no stop."""
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 10)
+    log.create_lake("l", "t", tmp_path)
+    late = isolog.LakeWorker(log, "l")
+    written = late._driver._write_files
+
+    def suspended(*given: Any) -> Any:
+        monkeypatch.undo()
+        isolog.LakeWorker(log, "l").run_once()
+        log.trim("t", "latest")
+        return written(*given)
+
+    monkeypatch.setattr(late._driver, "_write_files", suspended)
+    late.run_once()
+    assert log.describe_lake("l").stopped == ""
+    assert rows_of(tmp_path, "t").num_rows == 10
+
+
+def test_a_topic_may_be_deleted_between_two_steps_of_a_cut(log, tmp_path, monkeypatch):
+    for name in ("t", "u"):
+        log.create_topic(name, schema=NUMBERS)
+        append(log, name, 0, 10)
+    log.create_lake("l", ["t", "u"], tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    limits = worker._driver._limits
+
+    def deleted(*given: Any) -> Any:
+        monkeypatch.undo()
+        log.delete_topic("u")
+        return limits(*given)
+
+    monkeypatch.setattr(worker._driver, "_limits", deleted)
+    worker.run_once()
+    assert check(log, tmp_path, "t").num_rows == 10
+
+
+def test_a_filter_of_pyarrow_on_booleans_finds_their_rows(log, tmp_path):
+    """deltalake takes a column without bounds for one of nulls."""
+    log.create_topic("t", schema=pa.schema([("ok", pa.bool_())]))
+    with log.producer() as producer:
+        producer.append("t", pa.table({"ok": [True, False, None]}), partition=0).result(60)
+    log.create_lake("l", "t", tmp_path)
+    isolog.LakeWorker(log, "l").run_once()
+    table = deltalake.DeltaTable(tmp_path / "t")
+    assert table.to_pyarrow_table(filters=[("ok", "=", True)]).num_rows == 1
+
+
+def test_a_damaged_file_is_named_by_a_merge(log, tmp_path):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    for at in range(3):
+        append(log, "t", at * 10, 10)
+        worker.run_once()
+    damaged = next(iter((tmp_path / "t").glob("*.parquet")))
+    data = bytearray(damaged.read_bytes())
+    data[4:200] = bytes(196)
+    damaged.write_bytes(data)
+    append(log, "t", 30, 10)
+    with pytest.raises(LakeUnavailable, match=f"table t cannot be read.*{damaged.name}"):
+        worker.run_once()
 
 
 def test_a_running_worker_follows_an_altered_lake(log, tmp_path):

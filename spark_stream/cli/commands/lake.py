@@ -478,7 +478,7 @@ def drop(
     path: LogPath = None,
     yes: Yes = False,
 ) -> None:
-    """Drop a lake. Its tables stay, and its worker ends.
+    """Drop a lake. Its tables stay, and its worker ends. A new lake cannot continue these tables.
 
     Readers of a topic do not find the records any more that only the dropped tables have.
 
@@ -488,8 +488,8 @@ def drop(
     with log(bootstrap, path) as opened:
         found = opened.describe_lake(name)
         question = (
-            f"Drop lake {name}? Its tables stay at {found.location}. Readers of the topics do not"
-            " find the records any more that only the tables have."
+            f"Drop lake {name}? Its tables stay at {found.location}. No new lake continues them."
+            " Readers of the topics do not find the records any more that only the tables have."
         )
         confirm(yes, question, "drop it")
         opened.drop_lake(name)

@@ -2,7 +2,7 @@
 
 They come from the footer of the Parquet file. **A reader skips a file by them, so a bound that is
 not certain is left out**: a column with NaN, which Spark sorts above all numbers and Parquet
-ignores, booleans and bytes, which Delta does not compare, decimals with more digits than a reader's
+ignores, bytes, which Delta does not compare, decimals with more digits than a reader's
 ``double``, and dates beyond those of Python.
 """
 
@@ -106,6 +106,7 @@ def _day(value: date, upper: bool) -> str:
 
 _FORMS: Final[list[tuple[Callable[[pa.DataType], bool], Callable[[Any, bool], Any]]]] = [
     (pt.is_integer, lambda value, upper: value),
+    (pt.is_boolean, lambda value, upper: value),  # deltalake takes none for null alone
     (pt.is_floating, _float),
     (pt.is_string, _text),
     (pt.is_decimal, _decimal),
