@@ -42,7 +42,7 @@ WITH_SPARK = $(IN_VENV) JAVA_HOME="$$(scripts/ensure-java)"
 # uv installs in a minute what takes pip five. It does not read pip's configuration, so pip is tried
 # after it. The filter keeps the slow steps of both, and errors.
 PIP_INSTALL := .venv/bin/python -m pip install --disable-pip-version-check
-UV_INSTALL := .venv/bin/python -m uv pip install --python .venv/bin/python
+UV_INSTALL := UV_SYSTEM_CERTS=true .venv/bin/python -m uv pip install --python .venv/bin/python
 EXTRAS := -e '.[dev,demo,bench,notebook]'
 SLOW := sed -un '/^ *\(Building\|Prepared\|Installed\|error\|ERROR\)/p; s/^ *\(Downloading .* MB)\).*/  \1/p; s/^ *\(Downloading .*MiB)\)/  \1/p; s/^\(Installing\) collected packages.*/  \1 what was downloaded/p'
 
