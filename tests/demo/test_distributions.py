@@ -6,6 +6,7 @@ other package, so broker, client and command line run without PySpark and pandas
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shutil
@@ -41,7 +42,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str | Path]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run a command without PYTHONPATH: pip would find the checkout, and install nothing."""
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=given)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
