@@ -301,17 +301,13 @@ def to_store_positions(request: Any) -> Sequence[Need]:
     topics = {each.topic for each in request.positions}
     return [
         *((Operation.READ, Resource(ResourceKind.CONSUMER, name)) for name in sorted(names)),
-        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in sorted(topics)),
+        *_to_read(topics),
     ]
 
 
 def to_join_group(request: Any) -> Sequence[Need]:
     """Need to read as the group, and to read the topics."""
-    names = sorted(set(request.topics))
-    return [
-        *on_consumer(Operation.READ)(request),
-        *((Operation.READ, Resource(ResourceKind.TOPIC, name)) for name in names),
-    ]
+    return [*on_consumer(Operation.READ)(request), *_to_read(request.topics)]
 
 
 def to_create_lake(request: Any) -> Sequence[Need]:
