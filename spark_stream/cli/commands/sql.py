@@ -313,7 +313,7 @@ def _convertible(result: Any) -> Any:
     simple = [_is_simple(kind) for kind in result.types]
     if all(simple) and names == result.columns:
         return result
-    quoted = ['"' + name.replace('"', '""') + '"' for name in names]
+    quoted = [_quoted(name) for name in names]
     return result.project(
         ", ".join(
             f"#{number}{'' if as_it_is else '::VARCHAR'} AS {name}"
