@@ -119,8 +119,7 @@ class OpenTable:
             LakeIncomplete: The table is missing, or is an older copy that ends before the offset.
         """
         reached = self.lake.tiered.get(partition, 0)
-        covered = coverage(self.table, topic.id, partition)
-        end = 0 if covered is None else covered.end
+        end = self._end(topic.id, partition)
         if end <= offset < reached:
             raise self._incomplete(partition, end, reached)
 
@@ -131,21 +130,32 @@ class OpenTable:
             LakeIncomplete: The table is missing, or is an older copy.
         """
         for partition, reached in sorted(self.lake.tiered.items()):
-            covered = coverage(self.table, topic_id, partition)
-            end = 0 if covered is None else covered.end
+            end = self._end(topic_id, partition)
             if end < reached:
                 raise self._incomplete(partition, end, reached)
 
+    def _end(self, topic_id: str, partition: int) -> int:
+        covered = coverage(self.table, topic_id, partition)
+        return 0 if covered is None else covered.end
+
     def _incomplete(self, partition: int, end: int, reached: int) -> LakeIncomplete:
         fault = "is missing" if self.table.metadata is None else "is an older copy"
-        return LakeIncomplete(
+        return self.lacks(
             f"the table {self.table.at!r} of the lake {self.lake.name!r} {fault} at"
             f" {self.lake.location}: it ends at offset {end} of partition {partition}, and its"
             f" worker has copied the records below offset {reached}",
+            partition,
+            end,
+        )
+
+    def lacks(self, fault: str, partition: int, offset: int) -> LakeIncomplete:
+        """Return the error for records from an offset on that the table lacks."""
+        return LakeIncomplete(
+            fault,
             table=self.table.at,
             location=self.lake.location,
             partition=partition,
-            offset=end,
+            offset=offset,
         )
 
 
@@ -420,13 +430,11 @@ def _unreadable(opened: OpenTable, error: Exception) -> LakeUnavailable:
 
 
 def _without_files(opened: OpenTable, partition: int, offset: int) -> LakeIncomplete:
-    return LakeIncomplete(
+    return opened.lacks(
         f"files of the table {opened.table.at!r} at {opened.lake.location} are missing at offset"
         f" {offset} of partition {partition}",
-        table=opened.table.at,
-        location=opened.lake.location,
-        partition=partition,
-        offset=offset,
+        partition,
+        offset,
     )
 
 
