@@ -23,6 +23,7 @@ from spark_stream.errors import InvalidOption, UnknownLake
 from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import table_schema
 from spark_stream.lake.storage.locations import check_apart, check_location, check_tables
+from spark_stream.lake.storage.stores import open_store
 from spark_stream.wire.lake_messages import (
     AlterLake,
     CreateLake,
@@ -113,7 +114,8 @@ class LakesClient:
             ids = self._ids(topics)
             if check:
                 added = {each: of for each, of in ids.items() if known.get(each) != of}
-                check_tables(found.location, self._connection.cluster_id or "", added, found.id)
+                store = open_store(found.location)
+                check_tables(store, self._connection.cluster_id or "", added, found.id)
         request = AlterLake.of(
             lake=name,
             lake_id=found.id,

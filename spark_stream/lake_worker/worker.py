@@ -94,7 +94,6 @@ class LakeWorker:
         if self._lake.omitted:
             raise _omitted(name)
         self._store: LakeStore = open_store(self._lake.location)
-        self.counts.freshness_s = self._lake.freshness_ms / 1_000
         self._round_bytes = round_bytes
         self._iceberg: IcebergTables | None = None
         self._deleted: set[str] = set()
@@ -113,6 +112,7 @@ class LakeWorker:
             self.counts,
             self._round_bytes,
         )
+        self.counts.freshness_s = self._lake.freshness_ms / 1_000
         names = [each.name for each in self._lake.topics]
         self._tables = Lake(self._lake.id, self._connection.cluster_id or "", names)
         of = self._lake
@@ -254,7 +254,6 @@ class LakeWorker:
             logger.info("the lake %s was altered", found.name)
             self._lake = found
             self._iceberg = None
-            self.counts.freshness_s = found.freshness_ms / 1_000
             limit = self._driver.limit
             self._reset()
             self._driver.limit = limit

@@ -17,7 +17,7 @@ from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.actions import LOG
 from spark_stream.lake.delta.table import LAKE
 from spark_stream.lake.storage.snapshots import read_table
-from spark_stream.lake.storage.stores import check_store, open_store
+from spark_stream.lake.storage.stores import LakeStore, check_store, open_store
 
 _LOG_MARK: Final = "isolog.json"
 """A file in the directory of each log and of each broker."""
@@ -74,11 +74,11 @@ def check_location(location: str, cluster: str, topics: Mapping[str, str]) -> No
     check_store(store)
     if next(iter(store.list(f"{LOG}/0")), None) is not None:
         raise _in_table(location)
-    check_tables(location, cluster, {**topics, CUTS: ""}, None)
+    check_tables(store, cluster, {**topics, CUTS: ""}, None)
 
 
 def check_tables(
-    location: str, cluster: str, topics: Mapping[str, str], lake_id: str | None
+    store: LakeStore, cluster: str, topics: Mapping[str, str], lake_id: str | None
 ) -> None:
     """Check that a location has no tables of others for these topics.
 
@@ -87,7 +87,6 @@ def check_tables(
     Raises:
         LakeUnavailable, LakeStopped: As :func:`check_location`.
     """
-    store = open_store(location)
     for name, of in topics.items():
         table = read_table(store, name)
         if table.version < 0:
