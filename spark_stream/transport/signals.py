@@ -73,9 +73,14 @@ class DeferredSignals:
             self._handlers[number](number, frame)
 
     def _run(self) -> None:
-        while self._arrived:
-            number, frame = self._arrived.pop(0)
-            self._handlers[number](number, frame)
+        """Run the handlers of all signals that have arrived, also after an exception of one."""
+        try:
+            while self._arrived:
+                number, frame = self._arrived.pop(0)
+                self._handlers[number](number, frame)
+        finally:
+            if self._arrived:
+                self._run()
 
     def _restore(self) -> None:
         """Restore the handlers, even if one of them raises an exception during this."""

@@ -97,6 +97,25 @@ def test_an_exception_at_any_line_leaves_the_handler_of_the_program_and_loses_no
     assert inside > 1
 
 
+def test_a_handler_runs_after_an_exception_of_another_one() -> None:
+    """Two signals arrive in one block."""
+    seen: list[str] = []
+    other = signal.signal(signal.SIGUSR2, lambda *_: seen.append("handler"))
+    signal.signal(USED, interrupt)
+
+    def block() -> None:
+        with DeferredSignals():
+            signal.raise_signal(USED)
+            signal.raise_signal(signal.SIGUSR2)
+
+    try:
+        with pytest.raises(Interrupt):
+            block()
+        assert seen == ["handler"]
+    finally:
+        signal.signal(signal.SIGUSR2, other)
+
+
 def test_a_handler_that_the_program_sets_in_the_meantime_stays() -> None:
     signal.signal(USED, interrupt)
 
