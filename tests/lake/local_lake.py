@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 import isolog
 from spark_stream.client.lake_tables import open_table
@@ -37,6 +38,7 @@ class LocalLake:
             (pq.read_table(folder / path) for path in removed), promote_options="permissive"
         )
         merged = self.folder.write(f"{topic}/merged.parquet", whole.sort_by("n"))
+        merged = replace(merged, data_change=False)
         actions = [Action(remove=RemoveFile(path=path, data_change=False)) for path in removed]
         version = folder / version_path(table.version + 1)
         version.write_bytes(encoded([*actions, Action(add=merged)]))
