@@ -27,6 +27,7 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import TopicLake
 from spark_stream.errors import InvalidOption, LakeIncomplete, LakeUnavailable
 from spark_stream.lake.cuts import CUTS
+from spark_stream.lake.data_files import is_missing
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import (
     Coverage,
@@ -414,19 +415,11 @@ def _first_at(covered: Covered, partition: int, time_us: int, end: int) -> int |
     for _ in range(_READS_MAX):
         try:
             return first_at(opened.files, opened.table, partition, time_us, first, end)
-        except FileNotFoundError:  # it was merged and removed
+        except LakeUnavailable as error:
+            if not is_missing(error):
+                raise
             opened.catch_up()
-        except (OSError, pa.ArrowException) as error:
-            raise _unreadable(opened, error) from None
     raise _without_files(opened, partition, first)
-
-
-def _unreadable(opened: OpenTable, error: Exception) -> LakeUnavailable:
-    return LakeUnavailable(
-        f"a file of the table {opened.table.at} cannot be read: {error}",
-        hint="Check the permissions of the files, and restore a damaged one.",
-        table=opened.table.at,
-    )
 
 
 def _without_files(opened: OpenTable, partition: int, offset: int) -> LakeIncomplete:
@@ -468,15 +461,15 @@ class _Rows(Struct):
                 ):
                     position = int(batch.column(OFFSET.name)[-1].as_py()) + 1
                     yield position, self._matching(batch)
-            except FileNotFoundError:  # it was merged and removed
+            except LakeUnavailable as error:
+                if not is_missing(error):
+                    raise
                 opened.catch_up()
                 found = self.tables.covering(self.name, self.topic_id, self.partition, position)
                 if found is None:
                     break
                 covered = found
                 continue
-            except (OSError, pa.ArrowException) as error:
-                raise _unreadable(opened, error) from None
             if position < end:
                 yield end, empty_batch(self._schema([*self.columns, OFFSET.name]))
             return

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import unquote
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
-from spark_stream.errors import LakeUnavailable
 from spark_stream.lake.cuts import cuts_in
+from spark_stream.lake.data_files import DataFile, TableFiles
 from spark_stream.lake.delta.actions import AddFile
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.lake.delta.statistics import ANY, Interval, bounds, newest
@@ -32,14 +31,6 @@ from spark_stream.lake.steps import Cut
 T = TypeVar("T")
 _ROWS_AT_ONCE: Final = 1 << 16
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class TableFiles(Protocol):
-    """The files of a location. Paths begin with the name of a table."""
-
-    def open_read(self, path: str, /) -> pa.NativeFile:
-        """Open a file. Raise FileNotFoundError if it does not exist."""
-        ...
 
 
 class Coverage(Struct, frozen=True):
@@ -69,8 +60,7 @@ def read_rows(
     The batches have the offset, and those of ``columns`` that a file has.
 
     Raises:
-        FileNotFoundError: A file was removed after the table was read. Rows up to the last yielded
-            offset are complete.
+        LakeUnavailable: As :class:`DataFile`. Rows up to the last yielded offset are complete.
     """
     names = list(dict.fromkeys([*columns, PARTITION, OFFSET]))
     wanted = (start, end - 1)
@@ -82,9 +72,9 @@ def read_rows(
     for group in _chains(found, lambda each: each[0]):
         units: list[_Unit] = []
         for _, file in group:
-            units += _units(files, f"{table.at}/{unquote(file.path)}", partition, wanted)
+            units += _units(DataFile(files, table.at, file), partition, wanted)
         for chain in _chains(units, lambda each: each.offsets):
-            rows = [each.read(names) for each in chain]
+            rows = [each.file.read_group(each.group, names) for each in chain]
             whole = rows[0] if len(rows) == 1 else pa.concat_tables(rows, promote_options="default")
             yield from _in_order(whole, partition, start, end)
 
@@ -117,7 +107,7 @@ def read_cuts(files: TableFiles, cuts: Table) -> Iterator[Cut]:
     """Yield the recorded cuts of a lake, the last one first. Read a file when it is needed.
 
     Raises:
-        LakeUnavailable: A file cannot be read, or was removed after the table was read.
+        LakeUnavailable: As :class:`DataFile`.
     """
 
     def numbers(file: AddFile) -> Interval:
@@ -125,17 +115,7 @@ def read_cuts(files: TableFiles, cuts: Table) -> Iterator[Cut]:
         return ANY if found is None else (found.first, found.last)
 
     for chain in reversed(list(_chains(cuts.files.values(), numbers))):
-        yield from cuts_in(_read_file(files, cuts, each) for each in chain)
-
-
-def _read_file(files: TableFiles, table: Table, file: AddFile) -> pa.Table:
-    import pyarrow.parquet as pq  # slow, and only needed here
-
-    try:
-        with files.open_read(f"{table.at}/{unquote(file.path)}") as data:
-            return pq.read_table(data)
-    except (OSError, pa.ArrowException) as error:
-        raise LakeUnavailable(f"a file of the table {table.at} cannot be read: {error}") from None
+        yield from cuts_in(DataFile(files, cuts.at, each).read() for each in chain)
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -156,24 +136,15 @@ def _not_before(table: Table, time_us: int) -> Table:
 class _Unit(Struct, frozen=True):
     """A row group of a file. ``offsets``: by its statistics."""
 
-    file: Any
+    file: DataFile
     group: int
     offsets: Interval
 
-    def read(self, names: Sequence[str]) -> pa.Table:
-        there = set(self.file.schema_arrow.names)
-        return self.file.read_row_group(self.group, [name for name in names if name in there])
 
-
-def _units(files: TableFiles, path: str, partition: int, wanted: Interval) -> list[_Unit]:
+def _units(file: DataFile, partition: int, wanted: Interval) -> list[_Unit]:
     """Return the row groups of a file that may have wanted rows."""
-    import pyarrow.parquet as pq  # slow, and only needed here
-
-    # Spark may write timestamps as INT96.
-    file = pq.ParquetFile(files.open_read(path), coerce_int96_timestamp_unit="us")
     found = []
-    for number in range(file.metadata.num_row_groups):
-        group = file.metadata.row_group(number)
+    for number, group in enumerate(file.row_groups()):
         partitions, offsets = _of_group(group, PARTITION), _of_group(group, OFFSET)
         if _overlap(partitions, (partition, partition)) and _overlap(offsets, wanted):
             found.append(_Unit(file, number, offsets))

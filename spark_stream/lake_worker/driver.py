@@ -16,7 +16,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -30,6 +29,7 @@ from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import LakeUnavailable, UnknownTopic
 from spark_stream.lake import steps
 from spark_stream.lake.cuts import CUT, CUTS, CUTS_SCHEMA, rows_of_cut
+from spark_stream.lake.data_files import DataFile
 from spark_stream.lake.delta.actions import AddFile, encoded, version_path
 from spark_stream.lake.delta.schema import (
     OFFSET,
@@ -288,13 +288,7 @@ class Driver:
         return dict(known)
 
     def _range_of(self, table: str, file: AddFile) -> dict[int, tuple[int, int]]:
-        import pyarrow.parquet as pq  # it takes 0.1 s
-
-        try:
-            with self._store.open_read(f"{table}/{unquote(file.path)}") as opened:
-                rows = pq.read_table(opened, columns=[PARTITION, OFFSET])
-        except (OSError, pa.ArrowException) as error:
-            raise _unreadable(table, error) from None
+        rows = DataFile(self._store, table, file).read([PARTITION, OFFSET])
         found = rows.group_by(PARTITION).aggregate([(OFFSET, "min"), (OFFSET, "max")])
         return {
             row[PARTITION]: (row[f"{OFFSET}_min"], row[f"{OFFSET}_max"])
@@ -312,9 +306,7 @@ class Driver:
         )
         batches = (
             each.append_column(PARTITION, pa.repeat(pa.scalar(partition, pa.int32()), len(each)))
-            for each in _readable(
-                part, read_rows(self._store, part, partition, first, end, schema.names)
-            )
+            for each in read_rows(self._store, part, partition, first, end, schema.names)
         )
         name = f"merged-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
         merged = write_rows(self._store, table, name, schema, batches, data_change=False)
@@ -324,15 +316,7 @@ class Driver:
         return merged
 
     def _merge_cuts(self, files: list[AddFile]) -> AddFile:
-        import pyarrow.parquet as pq  # it takes 0.1 s
-
-        found = []
-        for each in files:
-            try:
-                with self._store.open_read(f"{CUTS}/{unquote(each.path)}") as file:
-                    found.append(pq.read_table(file))
-            except (OSError, pa.ArrowException) as error:
-                raise _unreadable(CUTS, error) from None
+        found = [DataFile(self._store, CUTS, each).read() for each in files]
         rows = pa.concat_tables(found).sort_by(CUT)
         name = f"{rows.column(CUT)[0].as_py():020d}-{secrets.token_hex(8)}.parquet"
         merged = write_rows(
@@ -340,20 +324,6 @@ class Driver:
         )
         assert merged is not None
         return merged
-
-
-def _readable(table: Table, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a table's files. Raise LakeUnavailable for a damaged or missing one."""
-    try:
-        yield from batches
-    except (OSError, pa.ArrowException) as error:
-        paths = ", ".join(map(unquote, sorted(table.files)))
-        first, *_ = str(error).splitlines() or [""]
-        raise _unreadable(table.at, f"{first} (one of {paths})") from None
-
-
-def _unreadable(table: str, error: Exception | str) -> LakeUnavailable:
-    return LakeUnavailable(f"a file of the table {table} cannot be read: {error}")
 
 
 def _table_retention(config: Mapping[str, str]) -> tuple[int, int]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from spark_stream.errors import LakeUnavailable
+from spark_stream.lake.data_files import is_missing
 from spark_stream.lake.delta.actions import Action, Txn
 from spark_stream.lake.delta.table import Table, first_application
 from spark_stream.lake.reading import (
@@ -104,8 +106,9 @@ def test_a_removed_file_is_reported(folder: Folder) -> None:
     rows = read_rows(folder, table, 0, 0, 40, ["n"])
     before = [next(rows).num_rows for _ in range(4)]
     assert sum(before) == len(expected(0, 20))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(LakeUnavailable) as raised:
         next(rows)
+    assert is_missing(raised.value)
 
 
 def test_coverage_is_from_the_first_commit_to_the_present_offset(folder: Folder) -> None:
