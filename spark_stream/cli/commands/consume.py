@@ -28,7 +28,7 @@ from spark_stream.cli.options import (
 )
 from spark_stream.cli.terminal import bar, standard_output
 from spark_stream.consistency.isolation import Isolation as Level
-from spark_stream.errors import InvalidOption, UnknownPartition
+from spark_stream.errors import InvalidOption, OffsetEvicted, OffsetOutOfRange, UnknownPartition
 from spark_stream.operating_system import reader_has_closed
 from spark_stream.structs import INT64_MAX
 
@@ -43,6 +43,11 @@ if TYPE_CHECKING:
 
 _RECORD: Final = ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
 _WHICH: Final = "Which records"
+_SHOWN_MAX: Final = 5
+_OF_EACH: Final = (
+    "An offset applies to each partition. Choose partitions with --partition, or give earliest, -N"
+    " or a time."
+)
 
 
 def consume(
@@ -55,7 +60,8 @@ def consume(
         typer.Option(
             "--from",
             metavar="POSITION",
-            help="First position: earliest, latest, an offset, -N (the last N of each partition),"
+            help="First position: earliest, latest, an offset (of each partition), -N (the last N"
+            " of each partition),"
             " a time (2024-05-01T12:30:00Z, UTC without a zone), or an age (90s, 30m, 1h, 2d).",
             rich_help_panel=_WHICH,
         ),
@@ -323,7 +329,8 @@ class RangeRequest(Struct, frozen=True):
         ``tables``: the source of records below the log start.
 
         Raises:
-            UnknownPartition: a requested partition does not exist.
+            UnknownPartition: A requested partition does not exist.
+            OffsetOutOfRange, OffsetEvicted: A partition lacks the offset of the start.
         """
         from spark_stream.client.reading.fetching import Source
 
@@ -336,6 +343,9 @@ class RangeRequest(Struct, frozen=True):
                     topic=self.topic,
                     partition=number,
                 )
+        chosen = sorted(set(self.partitions) or range(count))
+        if isinstance(self.start, int) and self.start >= 0:
+            self._check_offset(topics, tables, chosen, self.start)
         starts = self._resolved(topics, tables, self.start)
         end = "latest" if self.end is None and not self.follow else self.end
         ends = {} if end is None else self._resolved(topics, tables, end)
@@ -345,8 +355,32 @@ class RangeRequest(Struct, frozen=True):
                 starts[number],
                 ends.get(number),
             )
-            for number in sorted(set(self.partitions) or range(count))
+            for number in chosen
         ]
+
+    def _check_offset(
+        self, topics: TopicsClient, tables: LakeTables | None, chosen: list[int], offset: int
+    ) -> None:
+        """Check that each partition has an offset, before the first record is printed."""
+        last = topics.offsets(self.topic)
+        above = {number: last.offsets[number] for number in chosen if offset > last.offsets[number]}
+        if above:
+            raise OffsetOutOfRange(
+                f"offset {offset} is above the end of partition {_numbered(above)}",
+                hint=_OF_EACH,
+                topic=self.topic,
+            )
+        first = last.log_start_offsets
+        below = {number: first[number] for number in chosen if offset < first[number]}
+        if below and tables is not None:
+            first = tables.first_offsets(topics.known(self.topic), below)
+            below = {number: at for number, at in first.items() if offset < at}
+        if below:
+            raise OffsetEvicted(
+                f"offset {offset} is below the first record of partition {_numbered(below)}",
+                hint=_OF_EACH,
+                topic=self.topic,
+            )
 
     def _resolved(
         self, topics: TopicsClient, tables: LakeTables | None, position: Place
@@ -362,6 +396,13 @@ class RangeRequest(Struct, frozen=True):
         if tables is not None:
             first = first | tables.first_offsets(topics.known(self.topic), below)
         return {number: max(first[number], at) for number, at in wanted.items()}
+
+
+def _numbered(offsets: Mapping[int, int]) -> str:
+    """Return the first partitions with their offsets, for an error."""
+    shown = [f"{number} ({at})" for number, at in sorted(offsets.items())[:_SHOWN_MAX]]
+    more = len(offsets) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
 def bounded(spans: list[Span]) -> Iterator[pa.RecordBatch]:

@@ -111,3 +111,39 @@ def test_records_that_neither_has_are_an_error(here, served):
     assert found.code == 1
     assert "5" in found.err
     assert here("consume", "gone").out.split() == list("56789")
+
+
+@pytest.fixture(scope="module")
+def uneven(served: Served) -> str:
+    """A topic with 10, 3 and 10 records. The first 5 of partition 2 are removed."""
+    served.log.create_topic("uneven", partitions=3)
+    with served.log.producer() as producer:
+        for number, count in enumerate((10, 3, 10)):
+            for at in range(count):
+                producer.send("uneven", f"{number}-{at}", partition=number).result(60)
+    served.log.trim("uneven", {2: 5})
+    return "uneven"
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--from", "4"], "offset 4 is above the end of partition 1 (3)"),
+        (["--from", "11"], "offset 11 is above the end of partition 0 (10), 1 (3), 2 (10)"),
+        (["--from", "2"], "offset 2 is below the first record of partition 2 (5)"),
+    ],
+)
+def test_an_offset_that_a_partition_lacks_is_refused_before_output(
+    here: Call, uneven: str, options: list[str], reason: str, follow: list[str]
+):
+    found = here("consume", uneven, *options, *follow)
+    assert (found.code, found.out) == (1, "")
+    assert reason in found.err
+    assert "--partition" in found.err
+
+
+def test_an_offset_applies_to_each_chosen_partition(here: Call, uneven: str):
+    found = here("consume", uneven, "--from", "7", "--partition", "0", "--partition", "2")
+    assert found.out.split() == [f"{p}-{at}" for p in (0, 2) for at in range(7, 10)]
+    assert here("consume", uneven, "--from", "3", "--partition", "1").out == ""
