@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -426,14 +426,20 @@ def seconds_of(option: str, text: str | None) -> float | None:
     return int(found[1]) * timedelta(**{_UNITS[found[2]]: 1}).total_seconds()
 
 
-def position_of(option: str, text: str) -> Place:
-    """Parse a position: ``earliest``, ``latest``, an offset (-N: N before the end) or a time.
+def position_of(
+    option: str,
+    text: str,
+    named: Sequence[str] = ("earliest", "latest"),
+    *,
+    takes_offsets: bool = True,
+) -> Place:
+    """Parse a position: one of ``named``, an offset (-N: N before the end) or a time.
 
     A time is in ISO 8601, in UTC if it has no zone, or an age such as ``90s`` or ``1h``.
     """
-    if text in ("earliest", "latest"):
+    if text in named:
         return text
-    if text.removeprefix("-").isdecimal():
+    if takes_offsets and text.removeprefix("-").isdecimal():
         return int(text)
     try:
         if ago := _AGO.fullmatch(text):
@@ -443,8 +449,9 @@ def position_of(option: str, text: str) -> Place:
         moment.astimezone(UTC)  # fails for some times near the years 1 and 9999
         return moment
     except (ValueError, OverflowError):
+        accepted = ", ".join([*named, *(["an offset"] if takes_offsets else [])])
         raise InvalidOption(
-            f"{option} takes earliest, latest, an offset or a time, not {text!r}",
+            f"{option} takes {accepted} or a time, not {text!r}",
             hint="A time is 2024-05-01 or 2024-05-01T12:30:00Z, or an age such as 30m, 1h or 2d.",
             option=option,
         ) from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +34,7 @@ from spark_stream.errors import InvalidOption
 
 if TYPE_CHECKING:
     from spark_stream.consistency.lakes import LakeDescription
+    from spark_stream.lake.steps import Cut
     from spark_stream.lake_worker.status import TopicStatus
 
 app = typer.Typer(help="Copy topics into Delta tables.", no_args_is_help=True)
@@ -396,7 +399,8 @@ def versions(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Only the last cut at or before this time (2024-05-01T12:30:00Z), or age (1h).",
+            help="Only the last cut: latest, or the last one at or before a time"
+            " (2024-05-01T12:30:00Z) or an age (1h).",
             show_default=False,
         ),
     ] = None,
@@ -404,26 +408,25 @@ def versions(
 ) -> None:
     """List the cuts of a lake, with the version of each table. They divide no transaction.
 
+    Exit code 1 if there is no cut for --at.
+
     \b
     isolog lake versions shop --path data/
     isolog lake versions shop --path data/ --at 1h
     """
-    from datetime import UTC, datetime
-    from itertools import islice
-
     from spark_stream.lake_worker.status import cuts_of
 
-    moment = None if at is None else position_of("--at", at)
-    if moment is not None and not isinstance(moment, datetime):
-        raise InvalidOption(f"--at takes a time, not {at!r}", option="--at")
+    until = "latest" if at is None else position_of("--at", at, ["latest"], takes_offsets=False)
+    limit_ms = until.timestamp() * 1_000 if isinstance(until, datetime) else math.inf
+    found: list[Cut] = []
+    first = None
     with log(bootstrap, path) as opened:
-        cuts = cuts_of(opened.describe_lake(name))
-        if moment is None:
-            found = list(cuts)[::-1]
-        else:
-            limit_ms = moment.timestamp() * 1_000
-            found = list(islice((each for each in cuts if each.time_ms <= limit_ms), 1))
-    shown = [(each, datetime.fromtimestamp(each.time_ms / 1_000, UTC)) for each in found]
+        for first in cuts_of(opened.describe_lake(name)):
+            if first.time_ms <= limit_ms:
+                found.append(first)
+                if at is not None:
+                    break
+    shown = [(each, _moment_of(each)) for each in reversed(found)]
     if output is Listing.JSON:
         rows = [
             {
@@ -434,13 +437,22 @@ def versions(
             for each, recorded in shown
         ]
         print(json.dumps(rows, indent=2))
-        return
-    table = Table("cut", "time", "versions")
-    for each, recorded in shown:
-        at_text = recorded.isoformat(timespec="milliseconds")
-        of_tables = ", ".join(sorted(f"{of.topic}@{of.version}" for of in each.entries))
-        table.add_row(str(each.number), at_text, cell(of_tables))
-    console().print(table)
+    elif shown:
+        table = Table("cut", "time", "versions")
+        for each, recorded in shown:
+            at_text = recorded.isoformat(timespec="milliseconds")
+            of_tables = ", ".join(sorted(f"{of.topic}@{of.version}" for of in each.entries))
+            table.add_row(str(each.number), at_text, cell(of_tables))
+        console().print(table)
+    if not shown:
+        begin = "" if first is None else f" at or before {at}: the first is of {_moment_of(first)}"
+        note(f"lake {name} has no cut{begin}")
+        if at is not None:
+            raise typer.Exit(1)
+
+
+def _moment_of(cut: Cut) -> datetime:
+    return datetime.fromtimestamp(cut.time_ms / 1_000, UTC)
 
 
 @app.command()

@@ -368,7 +368,7 @@ def trim(
     isolog topic trim flights --before 7d --yes
     isolog topic trim flights --before 5000 --partition 0 --yes
     """
-    position = position_of("--before", before)
+    position = position_of("--before", before, named=["latest"])
     if isinstance(position, int) and position < 0:
         raise InvalidOption(
             f"--before takes an offset of at least 0, not {position}",

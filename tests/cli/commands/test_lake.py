@@ -119,7 +119,29 @@ def test_status_shows_the_lag_and_versions_show_cuts(here, lake, served):
     at = here("lake", "versions", "l", "--at", moment, "--output", "json")
     assert [each["cut"] for each in json.loads(at.out)] == [0]
     assert "of-lake@" in here("lake", "versions", "l").out
-    assert here("lake", "versions", "l", "--at", "earliest").code == 2
+    last = here("lake", "versions", "l", "--at", "latest", "--output", "json")
+    assert [each["cut"] for each in json.loads(last.out)] == [1]
+    before = here("lake", "versions", "l", "--at", "2024-05-01")
+    assert (before.code, before.out) == (1, "")
+    assert (
+        f"no cut at or before 2024-05-01: the first is of {cuts[0]['time'][:19]}".replace("T", " ")
+        in before.err
+    )
+    before = here("lake", "versions", "l", "--at", "2024-05-01", "--output", "json")
+    assert (before.code, json.loads(before.out)) == (1, [])
+
+
+@pytest.mark.parametrize("text", ["earliest", "3", "-3", "soon"])
+def test_versions_takes_latest_or_a_time(here, text):
+    refused = here("lake", "versions", "l", "--at", text)
+    assert refused.code == 2
+    assert f"--at takes latest or a time, not {text!r}" in refused.err
+
+
+def test_versions_without_a_cut_says_so(here, lake):
+    shown = here("lake", "versions", "l")
+    assert (shown.code, shown.out, shown.err) == (0, "", "lake l has no cut\n")
+    assert here("lake", "versions", "l", "--at", "latest").code == 1
 
 
 def test_status_fails_if_a_person_has_to_decide(here, lake, served):

@@ -275,7 +275,8 @@ def test_a_topic_is_trimmed_after_a_dry_run(served, call, monkeypatch):
     for place, said in (
         ("11", "above the last stable offset 10"),
         ("-3", "--before takes an offset of at least 0"),
-        ("soon", "--before takes earliest, latest, an offset or a time"),
+        ("soon", "--before takes latest, an offset or a time"),
+        ("earliest", "--before takes latest, an offset or a time"),
     ):
         refused = call("topic", "trim", "trimmed", "--before", place, "--yes")
         assert refused.code != 0
