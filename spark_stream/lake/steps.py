@@ -36,14 +36,14 @@ class PutVersion(Step[bool]):
 
 
 class SyncTable(Step[list[str]]):
-    """The fsync of a table's folders. Answered with the paths that do not exist.
+    """The fsync of a table's folders. Answered with the paths that are missing or truncated.
 
-    ``paths``: relative to the table, percent-encoded. So the versions that were read, perhaps those
-    of another worker, exist also after a loss of power.
+    ``sizes``: the sizes in the table's log, by paths relative to the table, percent-encoded. So the
+    versions that were read, perhaps those of another worker, exist also after a loss of power.
     """
 
     table: str
-    paths: list[str]
+    sizes: Mapping[str, int]
 
 
 class ReadCheckpoint(Step[Table | None]):

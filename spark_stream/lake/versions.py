@@ -86,23 +86,26 @@ def _put(table: Table, actions: list[Action]) -> Script[None]:
 
 
 def confirm(table: Table) -> Script[None]:
-    """Check that the files of the new versions exist, and make these versions durable.
+    """Check that the files of the new versions are whole, and make these versions durable.
 
     A worker that was suspended for a day may have put a version whose files were cleaned up as
-    orphans. Nobody relies on an offset of a table before this check.
+    orphans. A crash of a file server may have truncated one. Nobody relies on an offset of a table
+    before this check. It compares sizes: files have checksums for their content.
 
     Raises:
-        LakeStopped: A file is missing.
+        LakeStopped: A file is missing, or its size is not that in the table's log.
     """
     while table.confirmed != table.version:
-        lost = yield from SyncTable(table.at, sorted(table.unconfirmed))
+        sizes = {path: table.files[path].size for path in sorted(table.unconfirmed)}
+        lost = yield from SyncTable(table.at, sizes)
         if not lost:
             table.confirmed, table.unconfirmed = table.version, set()
             return
         yield from catch_up(table)  # others may have merged these files, and removed them
         if any(each in table.unconfirmed for each in lost):
             raise LakeStopped(
-                f"the table {table.at} has files that were removed, the first one {lost[0]}",
+                f"the table {table.at} has files that were removed or truncated, the first"
+                f" one {lost[0]}",
                 hint="Restore them. If they were removed by `isolog lake clean` during the"
                 " suspension of a worker, the log still has their records. Then drop the lake, and"
                 " create one at another location. It lacks what local retention has removed.",

@@ -105,8 +105,8 @@ class Driver:
                 return self._describe()
             case steps.FindCut(lower):
                 return self._find_cut(lower)
-            case steps.SyncTable(table, paths):
-                return sync_table(self._store, table, paths)
+            case steps.SyncTable(table, sizes):
+                return sync_table(self._store, table, sizes)
             case steps.PutFloor(table, floor):
                 return put_floor(self._store, table, floor)
             case steps.DeleteFiles(table, paths):

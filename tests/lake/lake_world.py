@@ -311,8 +311,8 @@ class LakeWorld:
                 return None if found is None else found[0]
             case steps.ReadCheckpoint(table, version):
                 return self._checkpoint(table, version)
-            case steps.SyncTable(_, paths):
-                return [each for each in paths if each in self.deleted]
+            case steps.SyncTable(_, sizes):
+                return [each for each in sizes if each in self.deleted]
             case steps.ReadFloor(table):
                 return self.floors.get(table, 0)
             case steps.PutFloor(table, floor):

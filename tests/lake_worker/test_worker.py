@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -594,4 +595,30 @@ def test_files_that_were_cleaned_up_before_their_version_are_not_relied_upon(log
         worker.run_once()
     with pytest.raises(LakeStopped, match="has files that were removed"):
         isolog.LakeWorker(log, "l").run_once()
+    assert not any(log.describe_lake("l").topics[0].tiered.values())
+
+
+@pytest.mark.rule(
+    "an offset is recorded after the files of its table were found with their sizes",
+    "lake/versions.py",
+)
+@pytest.mark.parametrize("left", [0, 1_000])
+def test_truncated_files_are_not_relied_upon(log, tmp_path, left):
+    """As after a crash of the host of a file server."""
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 1_000)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    put = worker._driver._put
+
+    def crash(path: str, data: bytes) -> bool:
+        for each in (tmp_path / "t").glob("*.parquet"):
+            assert each.stat().st_size >= left
+            os.truncate(each, left)
+        return put(path, data)
+
+    worker._driver._put = crash
+    for each in (worker, isolog.LakeWorker(log, "l")):
+        with pytest.raises(LakeStopped, match="has files that were removed or truncated"):
+            each.run_once()
     assert not any(log.describe_lake("l").topics[0].tiered.values())

@@ -125,13 +125,7 @@ class ObjectStore:
             raise self._unavailable(error) from None
 
     def open_read(self, path: str, /) -> pa.NativeFile:
-        try:
-            size = int(self._obstore.head(self._store, path)["size"])
-        except FileNotFoundError:
-            raise
-        except self._failed as error:
-            raise self._unavailable(error) from None
-        return pa.PythonFile(_Ranges(self, path, size), mode="r")
+        return pa.PythonFile(_Ranges(self, path, self._size(path)), mode="r")
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Return a part of an object. Raise FileNotFoundError if it does not exist."""
@@ -155,14 +149,20 @@ class ObjectStore:
         except self._failed as error:
             raise self._unavailable(error) from None
 
-    def exists(self, path: str, /) -> bool:
+    def size(self, path: str, /) -> int | None:
         try:
-            self._obstore.head(self._store, path)
+            return self._size(path)
         except FileNotFoundError:
-            return False
+            return None
+
+    def _size(self, path: str) -> int:
+        """Return the size of an object. Raise FileNotFoundError if it does not exist."""
+        try:
+            return int(self._obstore.head(self._store, path)["size"])
+        except FileNotFoundError:
+            raise
         except self._failed as error:
             raise self._unavailable(error) from None
-        return True
 
     def sync(self, folder: str, /) -> None:
         """Do nothing: an object that is listed is durable."""

@@ -7,7 +7,7 @@ valid, and is never removed. So a smaller one that is written late does not move
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -154,18 +154,20 @@ def _floor_path(name: str, floor: int) -> str:
 _LISTED_MIN: Final = 100
 
 
-def sync_table(store: LakeStore, name: str, paths: Sequence[str]) -> list[str]:
-    """Make the folders of a table durable. Return those of the paths that do not exist.
+def sync_table(store: LakeStore, name: str, sizes: Mapping[str, int]) -> list[str]:
+    """Make the folders of a table durable. Return the paths of files that lack these sizes.
 
     Raises:
         LakeUnavailable: The location did not answer.
     """
     store.sync(f"{name}/{LOG}")
     store.sync(name)
+    paths = {each: f"{name}/{unquote(each)}" for each in sizes}
     if len(paths) < _LISTED_MIN:
-        return [each for each in paths if not store.exists(f"{name}/{unquote(each)}")]
-    have = {each.path for each in store.list(f"{name}/")}
-    return [each for each in paths if f"{name}/{unquote(each)}" not in have]
+        have = {path: store.size(path) for path in paths.values()}
+    else:
+        have = {each.path: each.size for each in store.list(f"{name}/")}
+    return [each for each, path in paths.items() if have.get(path) != sizes[each]]
 
 
 def delete_files(store: LakeStore, name: str, paths: Iterable[str]) -> None:

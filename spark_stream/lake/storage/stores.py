@@ -64,8 +64,8 @@ class LakeStore(Protocol):
         """Delete a file, if it exists."""
         ...
 
-    def exists(self, path: str, /) -> bool:
-        """Return whether there is a file."""
+    def size(self, path: str, /) -> int | None:
+        """Return the size of a file, or None if it does not exist."""
         ...
 
     def sync(self, folder: str, /) -> None:
@@ -208,14 +208,13 @@ class LocalStore:
         except OSError as error:
             raise _unavailable(self._root, error) from None
 
-    def exists(self, path: str, /) -> bool:
+    def size(self, path: str, /) -> int | None:
         try:
-            (self._root / path).stat()
+            return (self._root / path).stat().st_size
         except FileNotFoundError:
-            return False
+            return None
         except OSError as error:
             raise _unavailable(self._root, error) from None
-        return True
 
     def sync(self, folder: str, /) -> None:
         try:

@@ -27,7 +27,7 @@ from spark_stream.lake.delta.schema import table_schema
 from spark_stream.lake.delta.table import first_actions
 from spark_stream.lake.storage.checkpoints import write_checkpoint
 from spark_stream.lake.storage.files import write_rows
-from spark_stream.lake.storage.snapshots import read_table
+from spark_stream.lake.storage.snapshots import _LISTED_MIN, read_table, sync_table
 from spark_stream.lake.storage.stores import open_store
 
 COLUMNS = {
@@ -74,6 +74,21 @@ def build(store, columns, versions: int = 12, checkpoint_at: int = 10):
         if version == checkpoint_at:
             write_checkpoint(store, table)
     return table
+
+
+@pytest.mark.parametrize("count", [3, _LISTED_MIN + 3])
+def test_files_of_another_size_and_missing_files_are_found(tmp_path, count):
+    """Few files are looked up one by one, and many by a list."""
+    store = open_store(str(tmp_path))
+    for number in range(count):
+        store.put(f"t/{number} .parquet", b"12345")
+    store.put_if_absent(f"t/{version_path(0)}", b"")
+    sizes = {f"{number}%20.parquet": 5 for number in range(count)}
+    assert sync_table(store, "t", sizes) == []
+    (tmp_path / "t/0 .parquet").unlink()
+    store.put("t/1 .parquet", b"1234")
+    store.put("t/2 .parquet", b"")
+    assert sync_table(store, "t", sizes) == [f"{number}%20.parquet" for number in range(3)]
 
 
 @pytest.mark.parametrize("columns", [COLUMNS, ZONELESS], ids=["plain", "zoneless"])

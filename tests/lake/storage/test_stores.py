@@ -56,6 +56,12 @@ def test_files_are_read_replaced_listed_and_deleted(store):
     assert store.read("t/a") is None
 
 
+def test_files_have_a_size(store):
+    """A file that does not exist has none."""
+    store.put("t/a", b"22")
+    assert [store.size(path) for path in ("t/a", "t/b", "u/a")] == [2, None, None]
+
+
 def test_an_interrupted_write_leaves_no_file(store):
     """A file exists once it is complete."""
 
