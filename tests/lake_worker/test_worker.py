@@ -622,3 +622,21 @@ def test_truncated_files_are_not_relied_upon(log, tmp_path, left):
         with pytest.raises(LakeStopped, match="has files that were removed or truncated"):
             each.run_once()
     assert not any(log.describe_lake("l").topics[0].tiered.values())
+
+
+def test_an_empty_version_stops_and_its_records_are_copied_again_without_it(log, tmp_path):
+    """As after a crash of the host of a file server."""
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 100)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    put, version = worker._driver._put, f"t/{version_path(1)}"
+    worker._driver._put = lambda path, data: put(path, b"" if path == version else data)
+    for each in (worker, isolog.LakeWorker(log, "l")):
+        with pytest.raises(LakeStopped, match="the file is empty") as at:
+            each.run_once()
+        assert f"delete {version_path(1)}" in at.value.hint
+    assert not any(log.describe_lake("l").topics[0].tiered.values())
+    (tmp_path / version).unlink()
+    isolog.LakeWorker(log, "l").run_once()
+    assert check(log, tmp_path, "t").num_rows == 100

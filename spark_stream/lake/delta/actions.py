@@ -142,16 +142,26 @@ def decoded(table: str, version: int, data: bytes) -> list[Action]:
     """Return the actions of a version's file.
 
     Raises:
-        LakeStopped: A line is no action of a Delta log.
+        LakeStopped: The file is empty, or a line is no action of a Delta log.
     """
     try:
-        return _decoder.decode_lines(data)
+        found = _decoder.decode_lines(data)
     except msgspec.MsgspecError as error:
-        raise LakeStopped(
-            f"version {version} of the table {table} cannot be read: {error}",
-            hint="The file is damaged or no file of a Delta log. Restore it from a backup.",
-            table=table,
-        ) from None
+        raise _damaged(table, version, str(error)) from None
+    if not found:  # a crash of a file server leaves such a file
+        raise _damaged(table, version, "the file is empty")
+    return found
+
+
+def _damaged(table: str, version: int, fault: str) -> LakeStopped:
+    return LakeStopped(
+        f"version {version} of the table {table} cannot be read: {fault}",
+        hint="The file is damaged or no file of a Delta log. Restore it from a backup. If it is the"
+        f" last version, stop the worker and delete {version_path(version)}: the worker copies the"
+        " records again, or stops if others rely on them.",
+        table=table,
+        version=version,
+    )
 
 
 def commit_info(

@@ -194,3 +194,6 @@ def test_unknown_actions_are_ignored_and_damage_is_not() -> None:
     assert decoded("orders", 1, b'{"cdc":{"path":"x"}}\n') == [Action()]
     with pytest.raises(LakeStopped, match="version 1 of the table orders cannot be read"):
         decoded("orders", 1, b'{"add": {"pa')
+    for content in (b"", b"\n", bytes(100)):
+        with pytest.raises(LakeStopped, match="version 1 of the table orders cannot be read"):
+            decoded("orders", 1, content)
