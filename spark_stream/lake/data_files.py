@@ -38,7 +38,9 @@ class DataFile:
         with self._one_error():
             opened = files.open_read(f"{table}/{self._path}")
             # Spark may write timestamps as INT96.
-            self._file = pq.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            self._file = pq.ParquetFile(
+                opened, coerce_int96_timestamp_unit="us", page_checksum_verification=True
+            )
             self._names = frozenset(self._file.schema_arrow.names)
 
     def row_groups(self) -> list[Any]:

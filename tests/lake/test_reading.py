@@ -11,6 +11,7 @@ import pytest
 from spark_stream.errors import LakeUnavailable
 from spark_stream.lake.data_files import is_missing
 from spark_stream.lake.delta.actions import Action, Txn
+from spark_stream.lake.delta.schema import table_schema
 from spark_stream.lake.delta.table import Table, first_application
 from spark_stream.lake.reading import (
     Coverage,
@@ -19,6 +20,8 @@ from spark_stream.lake.reading import (
     read_rows,
     stored_bytes,
 )
+from spark_stream.lake.storage.files import write_rows
+from spark_stream.lake.storage.stores import open_store
 from tests.lake.tables import T0_US, Folder, commit, new_table, replace_files, rows_at
 
 TOPIC = "t-1"
@@ -109,6 +112,31 @@ def test_a_removed_file_is_reported(folder: Folder) -> None:
     with pytest.raises(LakeUnavailable) as raised:
         next(rows)
     assert is_missing(raised.value)
+
+
+def test_a_flipped_byte_is_an_error_and_no_value(tmp_path: Path) -> None:
+    store, path = open_store(str(tmp_path)), tmp_path / "orders/0.parquet"
+    schema = table_schema("orders", pa.schema([("n", pa.int64()), ("text", pa.string())]))
+    draw = random.Random(1)
+    values = {"n": [draw.getrandbits(60) for _ in range(200)]}
+    values["text"] = [f"{n:x}" for n in values["n"]]
+    rows = rows_at([(0, at) for at in range(200)], **values).select(schema.names).cast(schema)
+    file = write_rows(store, "orders", "0.parquet", schema, rows.to_batches())
+    assert file is not None
+    table, whole = new_table("orders", TOPIC, SCHEMA), path.read_bytes()
+    commit(table, TOPIC, {0: 200}, [file])
+    assert pa.Table.from_batches(read_rows(store, table, 0, 0, 200, schema.names)).num_rows == 200
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for at in draw.sample(range(4, footer), 300):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            found = pa.Table.from_batches(read_rows(store, table, 0, 0, 200, schema.names))
+        except LakeUnavailable:
+            continue
+        assert found.column("n").to_pylist() == values["n"], at
+        assert found.column("text").to_pylist() == values["text"], at
 
 
 def test_coverage_is_from_the_first_commit_to_the_present_offset(folder: Folder) -> None:

@@ -95,7 +95,7 @@ def write_checkpoint(store: LakeStore, table: Table) -> None:
         schema = schema.set(0, pa.field("protocol", pa.struct(kept)))
     found = pa.Table.from_pylist(rows, schema).replace_schema_metadata(_MARK)
     buffer = BytesIO()
-    pq.write_table(found, buffer, compression="snappy")
+    pq.write_table(found, buffer, compression="snappy", write_page_checksum=True)
     store.put_if_absent(f"{table.at}/{checkpoint_path(table.version)}", buffer.getvalue())
     if (last_checkpoint(store, table.at) or 0) < table.version:  # else another worker was faster
         last = _LastCheckpoint(table.version, len(rows))
@@ -151,7 +151,7 @@ def read_checkpoint(store: LakeStore, name: str, version: int) -> Table | None:
     if data is None:
         return None
     try:
-        found = pq.read_table(pa.BufferReader(data))
+        found = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         if b"isolog" not in (found.schema.metadata or {}):
             return None
         table = Table(name)
