@@ -82,7 +82,7 @@ class FromProgress(Struct, frozen=True):
 
 
 OffsetSpec = OffsetOrTime | ByTopic | FromProgress
-"""One place for all partitions, a place by topic and partition, or those of a progress."""
+"""One start for all partitions, one for each topic and partition, or the offsets of a progress."""
 
 
 def as_given(name: str, text: str) -> str:
@@ -381,37 +381,37 @@ def _moment(said: object) -> Moment | None:
     return Moment(said * 1000)
 
 
-def spec_text(place: OffsetSpec) -> str:
-    """Return the place as text for people."""
+def spec_text(spec: OffsetSpec) -> str:
+    """Return an option's offsets or moments as text for people."""
     words = {at: word for word, at in _WORDS.items()}
-    if isinstance(place, int | Moment):
-        return words.get(place, str(place)) if isinstance(place, int) else str(place)
-    if isinstance(place, FromProgress):
-        return json.dumps(place.logged)
-    return json.dumps(place, default=str)
+    if isinstance(spec, int | Moment):
+        return words.get(spec, str(spec)) if isinstance(spec, int) else str(spec)
+    if isinstance(spec, FromProgress):
+        return json.dumps(spec.logged)
+    return json.dumps(spec, default=str)
 
 
-def topics_of(place: OffsetSpec) -> tuple[str, ...]:
-    """Return the topics that a place names."""
-    if isinstance(place, int | Moment):
+def topics_of(spec: OffsetSpec) -> tuple[str, ...]:
+    """Return the topics for which an option gives offsets or moments by partition."""
+    if isinstance(spec, int | Moment):
         return ()
-    return tuple(place.offsets if isinstance(place, FromProgress) else place)
+    return tuple(spec.offsets if isinstance(spec, FromProgress) else spec)
 
 
-def spec_at(place: OffsetSpec, topic: str, partition: int) -> OffsetOrTime | None:
-    """Return the offset or moment for a partition, or None if the place names none."""
-    if isinstance(place, int | Moment):
-        return place
-    if isinstance(place, FromProgress):
-        found = place.offsets.get(topic)
+def spec_at(spec: OffsetSpec, topic: str, partition: int) -> OffsetOrTime | None:
+    """Return the offset or moment that an option gives for a partition, or None without one."""
+    if isinstance(spec, int | Moment):
+        return spec
+    if isinstance(spec, FromProgress):
+        found = spec.offsets.get(topic)
         return None if found is None else found.offsets.get(partition)
-    return place.get(topic, {}).get(partition)
+    return spec.get(topic, {}).get(partition)
 
 
-def partitions_of(place: OffsetSpec) -> set[tuple[str, int]]:
-    """Return the partitions that a place names."""
-    if isinstance(place, int | Moment):
+def partitions_of(spec: OffsetSpec) -> set[tuple[str, int]]:
+    """Return the partitions for which an option gives a separate offset or moment."""
+    if isinstance(spec, int | Moment):
         return set()
-    if isinstance(place, FromProgress):
-        return {(name, n) for name, topic in place.offsets.items() for n in topic.offsets}
-    return {(name, n) for name, places in place.items() for n in places}
+    if isinstance(spec, FromProgress):
+        return {(name, n) for name, topic in spec.offsets.items() for n in topic.offsets}
+    return {(name, n) for name, places in spec.items() for n in places}

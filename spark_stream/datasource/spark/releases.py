@@ -14,7 +14,7 @@ each release:
   ``Trigger.AvailableNow`` runs one micro-batch. This is the last one of the checkpoint if it was
   not committed, and otherwise one from a single call of ``latestOffset()``.
 * Spark 4.0 passes Arrow batches to each writer that is a ``DataSourceArrowWriter``. So a streaming
-  writer that is one, too, needs no rows.
+  writer that also derives from ``DataSourceArrowWriter`` gets Arrow batches instead of rows.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def stop(connection: ClusterConnection, plan: Plan, batch: int) -> bool:
     try:
         connection.call(StopRun(run=plan.run, planned=plan.planned, batch=batch))
     except IsologError as error:
-        logger.warning("batch %d was not aborted: %s", batch, error)
+        logger.warning("the transaction of Spark's batch %d was not aborted: %s", batch, error)
         return not error.retriable
     return True
 
