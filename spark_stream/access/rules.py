@@ -266,37 +266,37 @@ class OnCluster(msgspec.Struct, frozen=True):
 
 
 def on_topic(operation: Operation) -> Needs:
-    """Need this for the request's ``topic``."""
+    """Require the operation on the topic in the request's field ``topic``."""
     return OnField(operation, ResourceKind.TOPIC, "topic")
 
 
 def on_transaction(operation: Operation) -> Needs:
-    """Need this for the request's ``transactional_id``."""
+    """Require the operation on the transactional id in the request's field ``transactional_id``."""
     return OnField(operation, ResourceKind.TRANSACTION, "transactional_id")
 
 
 def on_consumer(operation: Operation) -> Needs:
-    """Need this for the request's ``consumer``."""
+    """Require the operation on the consumer in the request's field ``consumer``."""
     return OnField(operation, ResourceKind.CONSUMER, "consumer")
 
 
 def on_lake(operation: Operation) -> Needs:
-    """Need this for the request's ``lake``."""
+    """Require the operation on the lake in the request's field ``lake``."""
     return OnField(operation, ResourceKind.LAKE, "lake")
 
 
 def on_cluster(operation: Operation) -> Needs:
-    """Need this for the cluster."""
+    """Require the operation on the cluster."""
     return OnCluster(operation)
 
 
 def to_read_topics(request: Any) -> Sequence[Need]:
-    """Need to read the topic of each of the request's ``topics``."""
+    """Require *read* on the topic of each item of the request's ``topics``."""
     return [(Operation.READ, Resource(ResourceKind.TOPIC, each.topic)) for each in request.topics]
 
 
 def to_store_positions(request: Any) -> Sequence[Need]:
-    """Need to read as each consumer whose position is stored, and to read its topic."""
+    """Require *read* on each consumer whose position is stored, and on the topics."""
     names = {each.consumer for each in request.positions} | request.owners.keys()
     topics = {each.topic for each in request.positions}
     return [
@@ -306,17 +306,17 @@ def to_store_positions(request: Any) -> Sequence[Need]:
 
 
 def to_join_group(request: Any) -> Sequence[Need]:
-    """Need to read as the group, and to read the topics."""
+    """Require *read* on the group, and on the topics."""
     return [*on_consumer(Operation.READ)(request), *_to_read(request.topics)]
 
 
 def to_create_lake(request: Any) -> Sequence[Need]:
-    """Need to create the lake, and to read the topics."""
+    """Require *create* on the lake, and *read* on the topics."""
     return [*on_lake(Operation.CREATE)(request), *_to_read(request.topics)]
 
 
 def to_alter_lake(request: Any) -> Sequence[Need]:
-    """Need to alter the lake, and to read the topics that it is to have."""
+    """Require *alter* on the lake, and *read* on the topics that it is to have."""
     return [*on_lake(Operation.ALTER)(request), *_to_read(request.topics or ())]
 
 
@@ -325,15 +325,15 @@ def _to_read(topics: Iterable[str]) -> list[Need]:
 
 
 def to_commit(request: Any) -> Sequence[Need]:
-    """Need to write in the transaction, and to read as its consumers."""
+    """Require *write* on the transactional id, and *read* on its consumers and their topics."""
     return [*on_transaction(Operation.WRITE)(request), *to_store_positions(request)]
 
 
 def anybody(request: Any) -> Sequence[Need]:
-    """Need only an authenticated caller. No rule protects the answer."""
+    """Require only an authenticated caller. No rule protects the answer."""
     return ()
 
 
 def described(request: Any) -> Sequence[Need]:
-    """Need no permission. The handler omits resources that the caller may not describe."""
+    """Require no permission. The handler omits resources that the caller may not describe."""
     return ()

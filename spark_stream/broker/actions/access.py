@@ -168,7 +168,9 @@ def _limited(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, .
 
 
 def _allowed_part(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...]:
-    """Return the part of these grants, for a query, that the caller's token allows.
+    """Return those of a query's grants that the caller's token allows too.
+
+    Beyond ``GRANTS_MAX``, grants to *describe* are dropped first.
 
     Raises:
         PermissionDenied: It allows none of them.
@@ -181,7 +183,7 @@ def _allowed_part(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...
             f"the token allows none of the query's grants: {', '.join(map(_text, grants))}",
             hint="Use a token with more grants: docs/security.md lists those that a job needs.",
         )
-    # beyond the limit, describe is lost first: read and write imply it
+    # read and write imply describe
     by_use = sorted(allowed, key=lambda each: each.operation is Operation.DESCRIBE)
     return tuple(by_use[:GRANTS_MAX])
 

@@ -89,7 +89,10 @@ class BrokerContext(Struct, frozen=True):
 
     @contextmanager
     def without_guesses(self) -> Iterator[None]:
-        """Remove the names of other topics from an error about an unknown topic."""
+        """Remove the names of other topics from an error about an unknown topic.
+
+        The error stays as it is without authentication, and for a superuser.
+        """
         try:
             yield
         except UnknownTopic as error:
