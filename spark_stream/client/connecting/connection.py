@@ -387,7 +387,7 @@ class ClusterConnection(ProcessBound):
         raise BrokerUnavailable(message, hint=_MOVED, address=names)
 
     def fetch_brokers(self, link: BrokerLink, timeout_s: float) -> None:
-        """Fetch the list of brokers. After a failure, the next call fetches it again."""
+        """Fetch the list of brokers. After a failure it is due again in a second."""
         try:
             found = link.call(ListBrokers(), timeout_s)
         except IsologError:

@@ -201,7 +201,10 @@ def _turn(directory: Path, deadline: float) -> Iterator[None]:
 
 
 def lock_held(directory: Path) -> bool:
-    """Return whether a broker holds the directory's lock. If not, take the lock for an instant."""
+    """Return whether a broker holds the directory's lock.
+
+    The check itself holds a shared lock for an instant if no broker does.
+    """
     try:
         descriptor = os.open(directory / "broker.lock", os.O_RDWR)
     except FileNotFoundError:

@@ -2,10 +2,10 @@
 
 :func:`call_elsewhere` runs a call on a few threads that the whole process shares. Callbacks of the
 loop must not block, and callers of a producer should not. So connecting and looking up leaders are
-done on these threads. Calls with the same key run one after another, on one thread: a broker that
-does not answer blocks one thread, however many calls to it are waiting. Idle threads end, except
-one, because no thread can be started while the interpreter shuts down. A forked process starts
-without threads.
+done on these threads. Calls with the same key run one after another. So a broker that does not
+answer blocks one thread, however many calls to it are waiting. Idle threads end, except one,
+because no thread can be started while the interpreter shuts down. A forked process starts without
+threads.
 
 :func:`in_parallel` runs calls on the calling thread and a few more. A signal handler can interrupt
 the calling thread anywhere, also while it holds a lock of Python's own thread pools or of a

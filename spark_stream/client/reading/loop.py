@@ -255,7 +255,7 @@ class Fetcher:
     def take_range(self, wait_s: float = _TICK_S) -> tuple[int, Fetched] | None:
         """Return the result of :meth:`take` with the index of the range instead of its key.
 
-        After an error of a range that range ends. After an error of the feed all ranges end.
+        An error of one range ends that range. An error of the feed ends all ranges.
         """
         while not self._stopped:
             current = self._current  # another thread may clear it

@@ -105,7 +105,10 @@ class NamedPositions:
         self._start_added(stored)
 
     def _start_added(self, stored: Mapping[Key, object]) -> None:
-        """Start partitions that are newer than the stored position at their first record."""
+        """Start each partition without a stored position at its first record.
+
+        Topics without any stored position are left out.
+        """
         for topic in {topic for topic, _ in stored}:
             first, _ = resolve_with_lineages(self._topics, topic, "earliest", self._isolation)
             added = self._subscription.chosen({(topic, number): 0 for number in first})
