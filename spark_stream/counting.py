@@ -191,7 +191,7 @@ class TrafficBook:
                 self._closed += found.read()
 
     def read(self) -> tuple[dict[Place, TrafficAmounts], TrafficAmounts]:
-        """Return the traffic of each open replica, and the total of all since the start."""
+        """Return the traffic of each open replica, and the total, which includes closed ones."""
         with self._lock:
             found = {place: traffic.read() for place, traffic in self._open.items()}
             return found, sum(found.values(), self._closed)

@@ -31,7 +31,10 @@ class SeriesKind(StrEnum):
 
 
 class Subject(Enum):
-    """The subject of a group of series, in the order of the page."""
+    """The subject of a group of series.
+
+    The members are in the order of the tables in docs/reference/metrics.md.
+    """
 
     CLUSTER = "The cluster, as this broker sees it (take `max`, not `sum`, over brokers)"
     BROKER = "The broker and its replicas"

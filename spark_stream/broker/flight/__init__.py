@@ -2,9 +2,12 @@
 
 ``facade``  the Flight server: DoPut appends, DoGet fetches, DoAction runs a call
 
-No other folder imports this one, except ``broker.process``, which starts the server. Elsewhere are
-only the setting ``flight_listen`` (``broker.config``, ``broker.__main__``,
-``cli.commands.broker``), the server's address ``flight`` (``broker.actions.context``,
-``broker.actions.cluster``, ``cluster.brokers``, ``wire.cluster_messages``), and ``ERROR_BYTES_MAX``
-in ``wire.limits``.
+No other folder imports this one, except ``broker.process``, which starts the server. Elsewhere are:
+
+* the setting ``flight_listen`` (``broker.config``, ``broker.__main__``, ``cli.commands.broker``)
+* the server's address ``flight`` (``broker.actions.context``, ``broker.actions.cluster``,
+  ``cluster.brokers``, ``wire.cluster_messages``)
+* parts that only the facade uses: ``ERROR_BYTES_MAX`` (``wire.limits``), ``ReadTopic``
+  (``wire.stream_messages``), and in ``broker.serving`` the arguments ``partition`` and ``start`` of
+  ``AppendStream``, ``blocking_answers``, and streams of fetches without ``encoded``
 """

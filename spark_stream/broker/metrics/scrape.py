@@ -136,7 +136,7 @@ class Scrape:
 
     @cached_property
     def traffic(self) -> tuple[dict[Place, TrafficAmounts], TrafficAmounts]:
-        """The traffic of each replica, and of all replicas since the start."""
+        """The traffic of each open replica, and the total, which includes closed ones."""
         return self.counts.traffic.read()
 
     @cached_property
@@ -161,7 +161,7 @@ class Scrape:
 
     @cached_property
     def open_transactions(self) -> list[tuple[Transaction, float]]:
-        """The open transactions whose coordinator is this broker, with their ages in seconds."""
+        """The open transactions of the last sweep at this broker, with their ages in seconds."""
         now = self.here.transactions.now_ms()
         return [(each, max(0, now - each.began_ms) / 1000) for each in self.here.transactions.open]
 

@@ -138,7 +138,7 @@ class Candidate(Struct):
 
 
 class AppendResult(Struct):
-    """A message that the partition has checked and appended.
+    """The outcome of a checked message: appended, a duplicate, or without a good record.
 
     Without a ``pending`` acknowledgement it can be acknowledged now. ``woken`` has the callbacks of
     the reads that it satisfies. Call them after the acknowledgement.

@@ -28,8 +28,8 @@ any           ``Refused``, failed work, or the end of     waiting, or removed if
 
 Invariants:
 
-* Before the leader has proved its identity, no message is sent to it, and only its ``Welcome`` is
-  accepted.
+* Before the leader has proved its identity, no message but the opening of the stream is sent to
+  it, and only its ``Welcome`` is accepted.
 * The jobs of a partition run one at a time, in the order of the leader's messages.
 * When a slot ends, its queued jobs are dropped, and the result of a running job is ignored. A slot
   number is never used again on any stream of this leader.

@@ -74,7 +74,7 @@ class TransactionCoordinator:
         self._found_open: list[tuple[Joined, int]] = []  # when this broker began to lead
         self._led: dict[Partition, LeaderEpoch] = {}  # at the last sweep
         self.open: tuple[Transaction, ...] = ()
-        """The open transactions whose coordinator is this broker, from the last sweep."""
+        """The open transactions that this broker sweeps, as of the last sweep."""
         self._lost: list[LostMarker] = []  # the next sweep writes these again
 
     def run(self, script: Script[T]) -> T:
@@ -182,7 +182,7 @@ class TransactionCoordinator:
             raise
 
     def _mine(self, *, whole: bool) -> Script[list[Transaction]]:
-        """Read the records whose coordinator is this broker: all, or those under way."""
+        """Read the records that this broker sweeps: all, or those under way."""
         found = yield from FindTransactions(
             TransactionKey.ANY if whole else TransactionKey.UNDER_WAY, fresh=whole
         )

@@ -300,7 +300,7 @@ class Sweeper:
         self._settings = settings
 
     def sweep_record(self, record: Transaction, now_s: float, now_ms: int) -> Script[Swept]:
-        """Take the due action for a record whose coordinator is this broker.
+        """Take the due action for a record that this broker sweeps.
 
         Raises:
             IsologError: A partition could not be marked or reached. The next sweep retries.
