@@ -421,7 +421,7 @@ send_parts: Final[Callable[[socket.socket, Sequence[Any]], int]] = (
 
 
 def new_selector() -> selectors.BaseSelector:
-    """Return the system's best selector: epoll, kqueue, poll or select."""
+    """Return the system's best selector, or only poll or select with ``ISOLOG_PORTABLE``."""
     if PORTABLE:
         return getattr(selectors, "PollSelector", selectors.SelectSelector)()  # Windows lacks poll
     return selectors.DefaultSelector()

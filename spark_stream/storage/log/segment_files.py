@@ -1,8 +1,10 @@
-"""The content of a segment's files, before anything is changed.
+"""The content of a segment's files, before the recovery changes them.
 
-A crash cannot remove a file's name, because names are forced before the first batch is written. So
-if one of a segment's two files is missing, it was removed by another program. Then the open is
-refused, and no file is moved.
+:func:`finish_replacements` removes leftover files before that.
+
+A crash cannot remove a file's name after the first batch, because names are forced before it is
+written. So if one of a segment's two files is missing, and the other has a batch or an entry,
+another program removed it. Then the open is refused, and no file is moved.
 """
 
 from __future__ import annotations

@@ -96,7 +96,10 @@ def check_log(path: Path, *, in_use: bool = False) -> CheckedLog:
 
 
 def damaged_entries(segment: Segment, files: LogFiles) -> list[Suspect]:
-    """Return the entries of a segment that fail a checksum, read from the disk itself."""
+    """Return the entries of a segment that fail a check of their bytes.
+
+    The bytes come from the disk itself, if the file system permits it and the files still exist.
+    """
     return [each for piece in pieces(files.disk, [segment]) for each in piece.suspects]
 
 

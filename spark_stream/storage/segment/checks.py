@@ -1,7 +1,8 @@
 """Checks that segments still have the written bytes.
 
 The bytes are read from the disk itself, not from memory, where a good page may hide a damaged
-sector. They are read in small pieces, at the pace of the caller. A failed check is only a
+sector. (If the file system does not support this, they come through the page cache.) They are read
+in small pieces, at the pace of the caller. A failed check is only a
 suspicion: since the segment was looked up, the log may have been truncated or a file replaced. So
 the holder of the partition's lock checks once more (:func:`is_sound`).
 """
