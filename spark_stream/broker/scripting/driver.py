@@ -215,8 +215,8 @@ class StepTable:
         for what, number in zip((Numbering.PRODUCERS, Numbering.TRANSACTIONS), used, strict=True):
             if self._numbers[what].pass_over(number):
                 logger.error(
-                    "the metadata store is older than the logs: number %d of %s is in a log, but"
-                    " not in the store",
+                    "the metadata store is older than the logs: a log has the number %d (%s), which"
+                    " the store would give out again",
                     number,
                     what.value,
                 )

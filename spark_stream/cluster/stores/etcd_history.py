@@ -180,7 +180,9 @@ class EtcdHistory:
         """Record that etcd has the known state."""
         with self._lock:
             if self.lost is not None:
-                logger.warning("etcd has all known changes again")
+                logger.warning(
+                    "etcd again has all changes that this broker had read: its metadata is not lost"
+                )
             self.lost, self.is_suspect, self.is_rejected = None, False, False
             self._lost_in.clear()
             self.known, self.term = replace(self.known, cluster=found.cluster), found.term

@@ -107,7 +107,8 @@ def _check_folder(folder: Path, topics: Mapping[str, str]) -> None:
         for each in [folder / table, folder, *folder.parents]:
             if (each / _LOG_MARK).exists():
                 raise InvalidOption(
-                    f"the location {folder} has files in the directory of a log: {each}",
+                    f"the tables of the location {folder} would be in the directory of a log:"
+                    f" {each}",
                     hint="Choose another folder, outside the directories of brokers.",
                     option="location",
                 )

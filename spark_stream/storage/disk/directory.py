@@ -246,7 +246,7 @@ def _described(path: Path, disk: Disk) -> LogDirectory:
         facts = json.loads(disk.map(path / _DESCRIPTION).to_pybytes())
         name, version = facts["format"], facts["version"]
         if name != _FORMAT or type(version) is not int:
-            raise ValueError(f"it describes {name!r} {version!r}")
+            raise ValueError(f"its format is {name!r}, version {version!r}")
         if version == FORMAT_VERSION:
             return LogDirectory(path, str(facts["cluster_id"]), str(facts["broker_id"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
