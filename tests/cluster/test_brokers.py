@@ -39,7 +39,7 @@ def brokers(store) -> Brokers:
     return Brokers(store)
 
 
-def test_brokers_are_found_as_they_registered(brokers):
+def test_brokers_are_found_with_the_registered_fields(brokers):
     assert brokers.all() == []
     assert brokers.get("b1") is None
     brokers.register(TWO)

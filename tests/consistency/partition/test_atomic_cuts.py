@@ -73,14 +73,14 @@ def bounded(draw):
 
 
 @pytest.mark.rule(
-    "the atomic cuts at which a `read_atomic` reader may stop",
+    "no `read_atomic` read has a part of a transaction: it stops at an atomic cut",
     "consistency/partition/atomic_cuts.py",
     "scripts/readers.py",
 )
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)
 @given(bounded())
-def test_greatest_cut_equals_the_greatest_atomic_cut_of_all(drawn):
+def test_greatest_cut_equals_a_search_through_all_cuts(drawn):
     found, bounds = drawn
     cut = greatest_cut(bounds, snapshots(found)).tolist()
     sound = [each for each in all_cuts([0] * len(bounds), bounds) if is_atomic(each, found)]
@@ -91,7 +91,7 @@ def test_greatest_cut_equals_the_greatest_atomic_cut_of_all(drawn):
 @pytest.mark.usefixtures("small_blocks", "steps_max")
 @settings(max_examples=examples(250), deadline=None)
 @given(bounded(), st.data())
-def test_least_cut_equals_the_least_atomic_cut_of_all(drawn, data):
+def test_least_cut_equals_a_search_through_all_cuts(drawn, data):
     found, bounds = drawn
     spans = snapshots(found)
     limit = greatest_cut(bounds, spans).tolist()

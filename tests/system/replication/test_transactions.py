@@ -124,7 +124,11 @@ def test_new_owner_fences_the_old_one_over_a_failover(cluster, topic):
         _ignoring_errors(old.close)()
 
 
-@pytest.mark.rule("no `read_atomic` read has a part of a transaction", "scripts/readers.py")
+@pytest.mark.rule(
+    "no `read_atomic` read has a part of a transaction: it stops at an atomic cut",
+    "consistency/partition/atomic_cuts.py",
+    "scripts/readers.py",
+)
 def test_atomic_read_over_three_leaders_never_splits_a_transaction(cluster, topic):
     """Transactions over all partitions continue while a leader is killed and restarted."""
     with cluster.connect(timeout=60) as log, cluster.connect(timeout=60) as reader:
