@@ -204,7 +204,7 @@ class _Parser:
         return field.with_nullable(nullable)
 
     def _field(self, called: str, path: str, depth: int) -> pa.Field:
-        """Parse a type into a field. Declare a type that Arrow lacks in the field's metadata."""
+        """Parse a type into a field. Its metadata declares the type if Arrow lacks it."""
         if depth > LEVELS_MAX:
             raise _bad(f"types are nested more than {LEVELS_MAX} levels deep", path)
         token = self._take()
