@@ -21,7 +21,6 @@ some names that Delta permits, such as ``_partition``. Such a column gets anothe
 from __future__ import annotations
 
 import json
-import time
 from importlib import import_module
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -112,8 +111,10 @@ class IcebergTables:
         self._commit_table = self._catalog.commit_table
         self._catalog.commit_table = self._commit
 
-    def sync(self, table: Table) -> None:
+    def sync(self, table: Table, now_ms: int) -> None:
         """Give the Iceberg table the files and columns of a Delta table, if its version is newer.
+
+        Snapshots expire by ``now_ms``, as replaced files of the Delta table.
 
         Raises:
             LakeStopped: The Iceberg table belongs to others, or others changed its rows.
@@ -121,7 +122,7 @@ class IcebergTables:
         """
         for attempt in range(_COMMITS_MAX):
             try:
-                self._sync(table)
+                self._sync(table, now_ms)
                 return
             except IsologError:
                 raise
@@ -172,13 +173,13 @@ class IcebergTables:
 
     # -- one attempt ------------------------------------------------------------------------------
 
-    def _sync(self, delta: Table) -> None:
+    def _sync(self, delta: Table, now_ms: int) -> None:
         assert delta.metadata is not None
         columns = arrow_schema(delta.metadata.schema_string)
         columns = pa.schema([each.with_name(_shown(each.name)) for each in columns])
         table = self._open(delta, columns)
         behind = self._version(table, delta) < delta.version
-        expired = _expired(table, delta)
+        expired = _expired(table, delta, now_ms)
         if not behind and not expired:
             return
         with table.transaction() as changes:
@@ -285,10 +286,9 @@ class IcebergTables:
         )
 
 
-def _expired(table: Any, delta: Table) -> list[int]:
+def _expired(table: Any, delta: Table, now_ms: int) -> list[int]:
     """Return the snapshots whose files the Delta table may soon remove, and the first ones."""
-    age_ms = duration_ms(delta, FILE_RETENTION, FILE_RETENTION_MS)
-    limit_ms = time.time_ns() // 1_000_000 - age_ms
+    limit_ms = now_ms - duration_ms(delta, FILE_RETENTION, FILE_RETENTION_MS)
     kept = {each.snapshot_id for each in table.metadata.refs.values()}
     found = sorted(table.snapshots(), key=lambda each: each.sequence_number)
     return [

@@ -340,7 +340,7 @@ class LakeWorker:
             return error
         for name in self._driver.topics:
             try:
-                self._iceberg.sync(self._tables.tables[name])
+                self._iceberg.sync(self._tables.tables[name], self._driver.now_ms())
             except IsologError as error:
                 first = first or error
         return first

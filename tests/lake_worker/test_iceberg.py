@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import isolog
 from isolog.errors import InvalidOption, LakeStopped, LakeUnavailable
+from spark_stream.lake.expiry import DAY_MS
 from spark_stream.lake_worker import iceberg as module
 from spark_stream.lake_worker.iceberg import VERSION, IcebergTables
 from spark_stream.lake_worker.status import orphans_of, topics_of
@@ -254,7 +256,7 @@ def test_two_workers_and_a_worker_with_an_older_version(shop):
     first.run_once()
     found = shop.versions()
     assert found == sorted(set(found))
-    late._iceberg.sync(behind)  # an older version of the Delta table
+    late._iceberg.sync(behind, late._driver.now_ms())  # an older version of the Delta table
     assert shop.versions() == found
 
 
@@ -321,6 +323,18 @@ def test_snapshots_expire_before_the_files_that_a_merge_replaced(shop, monkeypat
     shop.append(3, 1)
     worker.run_once()
     assert shop.table.scan().to_arrow().num_rows == 4
+
+
+def test_a_worker_whose_clock_is_ahead_expires_no_snapshot(shop, monkeypatch):
+    """As no file of the Delta table: the brokers have the present time."""
+    for at in range(3):
+        shop.append(at, 1)
+        shop.worker().run_once()
+    real = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real() + 40 * DAY_MS * 1_000_000)
+    shop.append(3, 1)
+    shop.worker().run_once()
+    assert len(shop.table.snapshots()) >= 4
 
 
 @pytest.mark.parametrize("name", ["sqlite:///x.db", "a.b.c", "user:key@host", ""])
