@@ -26,7 +26,7 @@ from spark_stream.lake.expiry import LOG_RETENTION, LOG_RETENTION_MS, duration_m
 from spark_stream.lake.merging import range_of
 from spark_stream.lake.steps import FindRanges, NewMark, Now, Script, TopicState
 from spark_stream.lake.versions import PUTS_MAX, catch_up, put
-from spark_stream.structs import Positional
+from spark_stream.structs import INT64_MAX, Positional
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 Ranges = Mapping[int, tuple[int, int]]
@@ -34,11 +34,11 @@ Ranges = Mapping[int, tuple[int, int]]
 
 
 class OldFile(Positional):
-    """A file of a table. ``newest_ms``: the time of its last record, None if it is unknown."""
+    """A file of a table. ``newest_ms``: the time of its last record, or one after it."""
 
     path: str
     size: int
-    newest_ms: int | None
+    newest_ms: int
     ranges: Ranges
 
 
@@ -71,9 +71,9 @@ def trim_cuts(cuts: Table, cluster: str, lake_id: str) -> Script[int]:
     yield from catch_up(cuts)
     cuts.check(cluster, lake_id)
     oldest_ms = (yield from Now()) - duration_ms(cuts, LOG_RETENTION, LOG_RETENTION_MS)
-    times = {path: _newest_ms(each, CUT_TIME) for path, each in cuts.files.items()}
-    last = max((at for at in times.values() if at is not None), default=0)
-    old = [path for path, at in times.items() if at is not None and at < min(oldest_ms, last)]
+    times = {path: newest_ms(each, CUT_TIME) for path, each in cuts.files.items()}
+    last = max(times.values(), default=0)
+    old = [path for path, at in times.items() if at < min(oldest_ms, last)]
     return (yield from _remove(cuts, (cluster, lake_id), old, []))
 
 
@@ -108,12 +108,19 @@ def _old_file(file: AddFile, ranges: Ranges | None) -> OldFile:
     found = range_of(file)
     if found is not None:
         ranges = {found.partition: (found.first, found.last)}
-    return OldFile(file.path, file.size, _newest_ms(file, TIMESTAMP), ranges or {})
+    return OldFile(file.path, file.size, newest_ms(file, TIMESTAMP), ranges or {})
 
 
-def _newest_ms(file: AddFile, column: str) -> int | None:
+def newest_ms(file: AddFile, column: str) -> int:
+    """Return the time of a file's last record, or that of the file if its statistics lack it.
+
+    Other programs write statistics of the first 32 columns. A file is written after its records, so
+    its time removes none early. Kafka uses the time of a segment's file in the same way.
+    """
     at = newest(file, column)
-    return None if at is None else (at - _EPOCH) // timedelta(milliseconds=1)
+    if at is None:
+        return file.modification_time or INT64_MAX
+    return (at - _EPOCH) // timedelta(milliseconds=1)
 
 
 def expired(files: Iterable[OldFile], oldest_ms: int | None, retention_bytes: int) -> list[OldFile]:
@@ -130,9 +137,7 @@ def expired(files: Iterable[OldFile], oldest_ms: int | None, retention_bytes: in
     found: list[OldFile] = []
     for each in files:
         share = each.size / max(1, len(each.ranges))
-        too_old = (
-            oldest_ms is not None and each.newest_ms is not None and (each.newest_ms < oldest_ms)
-        )
+        too_old = oldest_ms is not None and each.newest_ms < oldest_ms
         too_much = retention_bytes >= 0 and all(
             sizes[partition] - share >= retention_bytes for partition in each.ranges
         )
