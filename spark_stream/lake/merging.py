@@ -81,7 +81,7 @@ def merge_table(
             actions.append(Action(remove=removed))
         actions.append(Action(add=merged))
         yield from put(table, actions, may_retry=attempt + 1 < PUTS_MAX)
-    return 0
+    return len(group) if merged.path in table.files else 0
 
 
 def small_files(

@@ -87,7 +87,7 @@ class Driver:
         self.limit: Ends | None = None
         """The ends that no cut exceeds, or None. Other partitions do not move then."""
         self.merged_bytes = 0
-        """The bytes of files that merges have replaced."""
+        """The bytes of files that were merged, also without a commit."""
         self.looked_s = 0.0
         """The time of the last cut, on the monotonic clock."""
 
@@ -311,7 +311,6 @@ class Driver:
         name = f"merged-{first:020d}-{end:020d}-{secrets.token_hex(8)}.parquet"
         merged = write_rows(self._store, table, name, schema, batches, data_change=False)
         assert merged is not None
-        self._counts.merged_files += len(files)
         self.merged_bytes += sum(each.size for each in files)
         return merged
 

@@ -295,6 +295,7 @@ class LakeWorker:
             except UnsupportedType as error:  # of a column that another program added
                 logger.info("the files of the table %s are not merged: %s", name, error)
                 continue
+            self.counts.merged_files += merged
             if merged:
                 logger.info("merged %d files of the table %s", merged, name)
         cuts, of = self._tables.cuts, self._lake.id

@@ -18,6 +18,7 @@ from isolog.errors import LakeIncomplete, LakeStopped, LakeUnavailable, UnknownL
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
+from spark_stream.lake.rounds import run_round
 from spark_stream.lake.storage.stores import LocalStore
 from spark_stream.lake_worker import worker as worker_module
 from spark_stream.lake_worker.status import LakeState, cuts_of, state_of, topics_of
@@ -221,6 +222,28 @@ def test_merges_of_a_round_are_bounded_and_the_next_round_continues(log, tmp_pat
     assert [len(table_of(tmp_path, name).files) for name in topics] == [1, 1, 4]
     worker.round()
     assert [len(table_of(tmp_path, name).files) for name in topics] == [1, 1, 1]
+
+
+def test_merges_without_a_commit_are_not_counted(log, tmp_path):
+    """Another worker has merged the same files before."""
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker, other = isolog.LakeWorker(log, "l"), isolog.LakeWorker(log, "l")
+    for at in range(4):
+        append(log, "t", at * 10, 10)
+        worker._check()
+        worker._driver.run(run_round(worker._tables))
+    merge = worker._driver._merge
+
+    def late(*given: Any) -> Any:
+        found = merge(*given)
+        other.run_once()
+        return found
+
+    worker._driver._merge = late
+    worker._merge()
+    assert (worker.counts.merged_files, other.counts.merged_files) == (0, 4)
+    assert len(table_of(tmp_path, "t").files) == 1
 
 
 def test_offsets_of_removed_files_of_other_programs_are_dropped(log, tmp_path):
