@@ -94,12 +94,14 @@ class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):
         location: The folder with the topic's table.
         tiered: By partition, the offset that the worker has read back from the table. A table that
             ends before it is an older copy.
+        recorded_ms: The time of the worker's last report, in ms since the epoch, or None.
     """
 
     name: Name
     id: LakeId
     location: str
     tiered: dict[PartitionField, OffsetField] = field(default_factory=dict)
+    recorded_ms: int | None = None
 
 
 def advanced(

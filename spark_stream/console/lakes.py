@@ -6,12 +6,13 @@ read for the page of one lake alone, once for each request.
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from typing import Any, Final
 
 from spark_stream.client.leaders import Partitions
 from spark_stream.client.log import Log
-from spark_stream.lake_worker.status import cuts_of, topics_of
+from spark_stream.lake_worker.status import cuts_of, topics_of, worker_of
 
 _CUTS_MAX: Final = 20
 
@@ -22,6 +23,7 @@ def lakes_of(log: Log, partitions: Partitions) -> list[dict[str, Any]]:
     ``partitions``: from the leaders' answers. A lag is None while a leader is missing. The lag of a
     topic that was deleted is None too.
     """
+    now_ms = time.time_ns() // 1_000_000
     return [
         {
             "name": each.name,
@@ -30,6 +32,7 @@ def lakes_of(log: Log, partitions: Partitions) -> list[dict[str, Any]]:
             "file_bytes": each.file_bytes,
             "created_ms": each.created_ms,
             "recorded_ms": each.recorded_ms,
+            "worker": worker_of(each, now_ms),
             "omitted": each.omitted,
             "stopped": each.stopped,
             "stopped_hint": each.stopped_hint,

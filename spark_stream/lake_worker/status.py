@@ -28,6 +28,16 @@ ABSENT_MS: Final = 300_000
 """A worker is absent without a report for this time and twice the freshness, as for the alert."""
 
 
+class WorkerState(StrEnum):
+    """The state of a lake's worker, by its reports."""
+
+    REPORTING = "reporting"
+    """It reported in the last 5 minutes and twice the freshness. It may have ended since."""
+    ABSENT = "absent"
+    STOPPED = "stopped"
+    """It ended because a person has to decide."""
+
+
 class LakeState(StrEnum):
     """The state of a lake."""
 
@@ -60,22 +70,30 @@ class TopicStatus(Struct, frozen=True):
     iceberg: int | None = None
 
 
+def worker_of(lake: LakeDescription, now_ms: int) -> WorkerState:
+    """Return the state of a lake's worker at a time. An idle worker reports once a minute."""
+    if lake.stopped:
+        return WorkerState.STOPPED
+    due_ms = ABSENT_MS + 2 * lake.freshness_ms
+    if lake.recorded_ms is None or now_ms - lake.recorded_ms > due_ms:
+        return WorkerState.ABSENT
+    return WorkerState.REPORTING
+
+
 def state_of(lake: LakeDescription, topics: Iterable[TopicStatus], now_ms: int) -> LakeState:
     """Return the state of a lake at a time. Beside a deleted topic the others continue."""
     topics = list(topics)
     problems = [each.problem for each in topics if each.problem is not None]
     present = [each for each in problems if not isinstance(each, UnknownTopic)]
     problems = problems if len(problems) == len(topics) else present
-    if lake.stopped or any(not each.retriable for each in problems):
+    worker = worker_of(lake, now_ms)
+    if worker is WorkerState.STOPPED or any(not each.retriable for each in problems):
         return LakeState.STOPPED
     if problems:
         return LakeState.UNKNOWN
     if not any(each.lag for each in topics):
         return LakeState.UP_TO_DATE
-    due_ms = ABSENT_MS + 2 * lake.freshness_ms
-    if lake.recorded_ms is None or now_ms - lake.recorded_ms > due_ms:
-        return LakeState.NO_WORKER
-    return LakeState.CATCHING_UP
+    return LakeState.NO_WORKER if worker is WorkerState.ABSENT else LakeState.CATCHING_UP
 
 
 def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:

@@ -48,12 +48,14 @@ def test_lag_tables_and_cuts_of_a_lake(broker: BrokerProcess, tmp_path):
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "UNKNOWN_LAKE")
         (lake,) = listed(broker)
         assert (lake["name"], lake["stopped"], lake["location"]) == ("shop", "", str(tmp_path))
+        assert lake["worker"] == "reporting"
         ((place,),) = [each["partitions"] for each in lake["topics"]]
         assert (place["recorded"], place["last_stable"], place["lag"]) == (10, 17, 7)
         log._lakes.record_progress("shop", made.id, {}, "it was restored")
         log.delete_topic("t")
         (lake,) = listed(broker)
         assert (lake["stopped"], lake["topics"][0]["partitions"]) == ("it was restored", [])
+        assert lake["worker"] == "stopped"
 
 
 def test_location_out_of_reach_is_an_answer(broker: BrokerProcess, tmp_path):

@@ -6,7 +6,14 @@ import pytest
 
 from spark_stream.consistency.lakes import LakeDescription
 from spark_stream.errors import LakeStopped, LakeUnavailable, UnknownTopic
-from spark_stream.lake_worker.status import ABSENT_MS, LakeState, TopicStatus, state_of
+from spark_stream.lake_worker.status import (
+    ABSENT_MS,
+    LakeState,
+    TopicStatus,
+    WorkerState,
+    state_of,
+    worker_of,
+)
 
 NOW_MS = 10_000_000
 FRESHNESS_MS = 60_000
@@ -46,3 +53,21 @@ def test_state_of_a_lake(stopped, age_ms, lags, problem, state):
     )
     topics = [TopicStatus(f"t{lag}", 1, 1, 1, 1, lag, problem) for lag in lags]
     assert state_of(lake, topics, NOW_MS) is state
+
+
+@pytest.mark.parametrize(
+    ("stopped", "age_ms", "state"),
+    [
+        ("", None, WorkerState.ABSENT),
+        ("", DUE_MS, WorkerState.REPORTING),
+        ("", DUE_MS + 1, WorkerState.ABSENT),
+        ("it was restored", 0, WorkerState.STOPPED),
+    ],
+)
+def test_the_state_of_a_worker_is_that_of_its_last_report(stopped, age_ms, state):
+    """Also if all tables have all records."""
+    recorded_ms = None if age_ms is None else NOW_MS - age_ms
+    lake = LakeDescription(
+        "l", "i", "/l", (), FRESHNESS_MS, recorded_ms=recorded_ms, stopped=stopped
+    )
+    assert worker_of(lake, NOW_MS) is state

@@ -190,7 +190,7 @@ def _lakes_of(context: BrokerContext, topic: Topic) -> tuple[TopicLake, ...]:
     """Return the lakes of a topic. A reader of the topic needs all, to find removed records."""
     reads = context.may(Operation.READ, ResourceKind.TOPIC, topic.name)
     return tuple(
-        TopicLake(lake.name, lake.id, lake.location, each.tiered)
+        TopicLake(lake.name, lake.id, lake.location, each.tiered, lake.recorded_ms)
         for lake in context.host.view.now.lakes.values()
         for each in lake.topics
         if each.id == topic.id and (reads or context.may_describe(ResourceKind.LAKE, lake.name))

@@ -180,11 +180,13 @@ def _names(given: str) -> list[str]:
 def list_(
     bootstrap: Bootstrap = None, path: LogPath = None, output: Output = Listing.TABLE
 ) -> None:
-    """List the lakes.
+    """List the lakes, and whether their workers report.
 
     \b
     isolog lake list --path data/
     """
+    from spark_stream.lake_worker.status import worker_of
+
     with log(bootstrap, path) as opened:
         found = opened.lakes()
     if output is Listing.JSON:
@@ -198,6 +200,7 @@ def list_(
                 "file_bytes": each.file_bytes,
                 "created_ms": each.created_ms,
                 "recorded_ms": each.recorded_ms,
+                "worker": worker_of(each, wall_ms()),
                 "iceberg": each.iceberg,
                 "version_retention_ms": each.version_retention_ms,
                 "file_retention_ms": each.file_retention_ms,
@@ -209,13 +212,14 @@ def list_(
         ]
         print(json.dumps(rows, indent=2))
         return
-    table = Table("name", "topics", "location", "freshness", "last recorded")
+    table = Table("name", "topics", "location", "freshness", "worker", "last report")
     for each in found:
         table.add_row(
             cell(each.name),
             cell(", ".join(topic.name for topic in each.topics)),
             cell(each.location),
             duration(each.freshness_ms / 1_000),
+            worker_of(each, wall_ms()),
             ago(each.recorded_ms, wall_ms()),
         )
     console().print(table)
@@ -241,17 +245,18 @@ def status(
     isolog lake status shop --path data/
     isolog lake status shop --output json | jq .state
     """
-    from spark_stream.lake_worker.status import LakeState, state_of, topics_of
+    from spark_stream.lake_worker.status import LakeState, state_of, topics_of, worker_of
 
     with log(bootstrap, path) as opened:
         lake = opened.describe_lake(name)
         found = list(topics_of(opened, lake))
-    state = state_of(lake, found, wall_ms())
+    state, worker = state_of(lake, found, wall_ms()), worker_of(lake, wall_ms())
     if output is Listing.JSON:
         facts = {
             "lake": lake.name,
             "location": lake.location,
             "state": state,
+            "worker": worker,
             "stopped": lake.stopped,
             "stopped_hint": lake.stopped_hint,
             "recorded_ms": lake.recorded_ms,
@@ -261,7 +266,9 @@ def status(
         print(json.dumps(facts, indent=2))
     else:
         _show_tables(found)
-        console().print(f"{state}, last recorded {ago(lake.recorded_ms, wall_ms())}")
+        console().print(
+            f"{state}. Worker: {worker}, last report {ago(lake.recorded_ms, wall_ms())}"
+        )
     for each in found:
         if each.problem is not None:
             note(f"{each.topic}: {each.problem.message} ({each.problem.hint})")

@@ -167,7 +167,8 @@ def describe(
 ) -> None:
     """Show the columns and settings of a topic, and the offsets and replicas of its partitions.
 
-    If retention removed records from the log, the offsets that tables of lakes have are shown too.
+    A topic of a lake is shown with the last report of its worker. If retention removed records from
+    the log, the offsets that the tables have are shown too.
 
     \b
     isolog topic describe flights --path data/

@@ -12,12 +12,14 @@ from rich.table import Table
 
 from spark_stream.cli.options import Listing, counted
 from spark_stream.cli.output.texts import (
+    ago,
     as_json,
     cell,
     console,
     joined_runs,
     plain_table,
     size_text,
+    wall_ms,
 )
 from spark_stream.schema.types import field_type_name
 from spark_stream.sql.ddl import schema_text
@@ -78,6 +80,9 @@ def show_topic(
     for each in topic.partitions:
         if each.error is not None:
             screen.print(f"partition {each.partition}: {cell(str(each.error))}", soft_wrap=True)
+    for lake in topic.lakes:
+        report = ago(lake.recorded_ms, wall_ms())
+        screen.print(f"lake {cell(lake.name)}: last report of its worker {report}", soft_wrap=True)
     if any(each.offsets for each in tables):
         screen.print(_tables_table(tables))
     for of in tables:
@@ -194,7 +199,7 @@ def _topic_facts(topic: TopicDescription, tables: Sequence[TopicTable]) -> dict[
         "warning": topic.warning,
         "config": dict(topic.config),
         "partitions": as_json(topic.partitions),
-        "lakes": [each.name for each in topic.lakes],
+        "lakes": [{"name": each.name, "recorded_ms": each.recorded_ms} for each in topic.lakes],
         "tables": [
             {
                 "lake": of.lake,

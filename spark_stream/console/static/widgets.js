@@ -29,7 +29,8 @@ const STATES = {
   no_members: ["○", "empty", "idle"],
   problem: ["✕", "problem", "bad"],
   worker_stopped: ["✕", "worker stopped", "bad"],
-  no_worker: ["○", "no worker yet", "idle"],
+  no_worker: ["✕", "no worker", "bad"],
+  up_to_date: ["●", "up to date", "good"],
 };
 
 /** @param {string} state @param {string} [title] */

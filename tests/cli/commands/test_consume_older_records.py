@@ -59,13 +59,15 @@ def test_ranges(here, older, options, first, end, isolation):
 
 def test_the_topic_shows_the_offsets_of_its_tables(here, older, served):
     found = json.loads(here("topic", "describe", older, "--output", "json").out)
-    assert found["lakes"] == [f"of-{older}"]
+    recorded_ms = served.log.describe_lake(f"of-{older}").recorded_ms
+    assert found["lakes"] == [{"name": f"of-{older}", "recorded_ms": recorded_ms}]
     [table] = found["tables"]
     assert (table["lake"], table["problem"]) == (f"of-{older}", None)
     assert table["offsets"] == {"0": [0, 40], "1": [0, 40]}
     shown = here("topic", "describe", older).out
     assert "records 10  " in shown
     assert "older records in tables 70" in shown
+    assert re.search(rf"lake of-{older}: last report of its worker [0-9.]+ \w+ .*ago", shown)
     assert re.search(rf"of-{older} +│ +1 │ +0 │ +40", shown)
     location = Path(served.log.describe_lake(f"of-{older}").location)
     away = location.rename(location.with_name("away"))

@@ -90,6 +90,10 @@ def test_status_shows_the_lag_and_versions_show_cuts(here, lake, served):
     (table,) = before["topics"]
     assert (table["version"], table["records"], table["lag"]) == (-1, 0, 3)
     assert (shown.code, before["state"], before["recorded_ms"]) == (4, "no worker", None)
+    assert before["worker"] == "absent"
+    assert "Worker: absent, last report -" in here("lake", "status", "l").out
+    (listed,) = json.loads(here("lake", "list", "--output", "json").out)
+    assert (listed["name"], listed["worker"]) == ("l", "absent")
     assert "isolog lake run l" in shown.err
     ended = here("lake", "run", "l", "--once", "--output", "json")
     assert ended.code == 0
@@ -99,6 +103,9 @@ def test_status_shows_the_lag_and_versions_show_cuts(here, lake, served):
     assert (table["lag"], table["records"], table["files"]) == (0, 3, 1)
     assert (table["problem"], table["hint"]) == (None, None)
     assert (shown.code, after["state"], after["omitted"]) == (0, "up to date", 0)
+    assert after["worker"] == "reporting"
+    assert "up to date. Worker: reporting, last report " in here("lake", "status", "l").out
+    assert "reporting" in here("lake", "list").out
     assert json.loads(ended.out) == after["topics"]
     for command in (("status", "l"), ("run", "l", "--once")):
         words = here("lake", *command).out.split()

@@ -70,7 +70,17 @@ VIEWS = {
     "group": ("/consumers/mailing", ["Consumer group", "Members", "greetings", "45 s"]),
     "transactions": ("/transactions", ["loader-1", "aborted", "records", "flights/2"]),
     "failovers": ("/failovers", ["fares/0", "40 to 56", "not replicated", "New leader"]),
-    "lakes": ("/lakes", ["archive", "running", "worker stopped", "/nowhere/broken", "1 min"]),
+    "lakes": (
+        "/lakes",
+        [
+            "archive",
+            "up to date",
+            "reporting, last report",
+            "worker stopped",
+            "/nowhere/broken",
+            "1 min",
+        ],
+    ),
     "lake": ("/lakes/archive", ["In the table up to", "greetings@", "0 records"]),
     "lake-stopped": ("/lakes/broken", ["The worker stopped", "older copy was restored"]),
     "nowhere": ("/nowhere", ["Page not found"]),
@@ -166,6 +176,7 @@ def test_each_view_shows_its_data_and_is_accessible(browser, address, view, widt
         for each in words:
             shown = each.replace("&gt;", ">")
             playwright.expect(page.locator("#app")).to_contain_text(shown)
+        playwright.expect(page.locator("body")).not_to_contain_text("[object")
         page.screenshot(path=PICTURES / f"{view}-{width}-{scheme}.png", full_page=True)
         check_accessible(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -15,7 +15,14 @@ function lagOf(partitions) {
 
 const lag = (partitions) => (lagOf(partitions) === null ? "unknown" : counted(lagOf(partitions), "record"));
 const allOf = (lake) => lake.topics.flatMap((each) => each.partitions);
-const state = (lake) => badge(lake.stopped ? "worker_stopped" : lake.recorded_ms === null ? "no_worker" : lagOf(allOf(lake)) ? "catching_up" : "running");
+const worker = (lake) => [lake.worker, lake.recorded_ms !== null && [", last report ", ago(lake.recorded_ms)]];
+
+/** The states of `isolog lake status`, from the brokers alone. */
+function state(lake) {
+  if (lake.worker === "stopped") return badge("worker_stopped");
+  const behind = lagOf(allOf(lake));
+  return badge(behind === null ? "unknown" : behind === 0 ? "up_to_date" : lake.worker === "absent" ? "no_worker" : "catching_up");
+}
 
 export const lakes = {
   title: () => "Lakes",
@@ -27,11 +34,11 @@ export const lakes = {
 };
 
 function list(all) {
-  const columns = [["Lake", ""], ["State", ""], ["Lag", "number"], ["Freshness", "number"], ["Last report", ""], ["Topics", ""], ["Location", ""]];
+  const columns = [["Lake", ""], ["State", ""], ["Lag", "number"], ["Freshness", "number"], ["Worker", ""], ["Topics", ""], ["Location", ""]];
   return table("Lakes", columns, all.map((each) => h("tr", { key: each.name },
     h("th", { scope: "row" }, link(href(each.name), each.name)), h("td", {}, state(each)),
     h("td", { class: "number" }, lag(allOf(each))), h("td", { class: "number" }, duration(each.freshness_ms / 1000)),
-    h("td", {}, each.recorded_ms === null ? "none" : ago(each.recorded_ms)),
+    h("td", {}, worker(each)),
     h("td", {}, each.topics.map((one) => one.topic).join(", "), each.omitted > 0 && ` and ${counted(each.omitted, "hidden topic")}`),
     h("td", {}, h("code", {}, each.location)))));
 }
@@ -68,7 +75,7 @@ function shown(each, store) {
       ["State", state(each)],
       ["Lag", lag(allOf(each))],
       ["Freshness", duration(each.freshness_ms / 1000)],
-      ["Last report", each.recorded_ms === null ? "none" : ago(each.recorded_ms)],
+      ["Worker", worker(each)],
       ["Created", ago(each.created_ms)],
       ["Location", breakable(each.location)],
       ["Hidden topics", each.omitted > 0 && count(each.omitted)],
