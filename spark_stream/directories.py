@@ -32,6 +32,8 @@ _OF_STORES: Final = re.compile(
 )
 """The schemes that are also detected without a slash behind the colon, as in ``s3:bucket``."""
 
+_WITH_CONTAINER: Final = {"abfs", "abfss"}
+"""The schemes of addresses such as ``abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER``."""
 _SAME_STORES: Final = {"s3a": "s3", "abfs": "az", "abfss": "az"}
 APART_HINT: Final = "Choose a folder beside it. Each lake removes files in its location."
 
@@ -124,6 +126,14 @@ def overlap(location: str, other: str) -> str | None:
     if len(mine) > len(theirs):
         return "is inside"
     return "is" if mine == theirs else "contains"
+
+
+def has_keys(location: str) -> bool:
+    """Return whether a URL has keys or parameters. An address of Azure has its container."""
+    url = urlsplit(location)
+    user, at, _ = url.netloc.rpartition("@")
+    is_container = url.scheme in _WITH_CONTAINER and not {":", "@"} & {*user}
+    return bool(at and not is_container) or bool(url.query)
 
 
 def _parts(location: str) -> tuple[str, ...]:

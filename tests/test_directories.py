@@ -14,7 +14,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.cli.app import execute
 from spark_stream.cli.options import named_directory, where
 from spark_stream.datasource.options import sink_options, source_options
-from spark_stream.directories import local_directory
+from spark_stream.directories import has_keys, local_directory
 from spark_stream.testing import LocalCluster, local_cluster
 
 STORES = [
@@ -232,3 +232,26 @@ def test_each_way_to_open_a_log_resolves_file_uris_and_the_home_directory(
         cases[(home / "a $b").as_uri()] = home / "a $b"
     for text, want in cases.items():
         assert entry(text) == str(want), text
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("abfss://container@account.dfs.core.windows.net/lake", False),
+        ("abfs://container@account.dfs.core.windows.net/lake", False),
+        ("abfss://container:secret@account.dfs.core.windows.net/lake", True),
+        ("abfss://a@container@account.dfs.core.windows.net/lake", True),
+        ("abfss://container@account.dfs.core.windows.net/lake?sig=secret", True),
+        ("az://container/lake", False),
+        ("az://secret@container/lake", True),
+        ("s3://lake/a", False),
+        ("s3://key:secret@lake/a", True),
+        ("s3://key@lake/a", True),
+        ("s3://@lake/a", True),
+        ("s3://lake/a?secret=1", True),
+        ("/folder/a@b", False),
+    ],
+)
+def test_addresses_with_keys_are_detected(location, expected):
+    """The part before ``@`` is the container in an address of Azure."""
+    assert has_keys(location) is expected

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from spark_stream.cluster.lakes import LAKES, decode, encode
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
-from spark_stream.directories import APART_HINT, overlap
+from spark_stream.directories import APART_HINT, has_keys, overlap
 from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
 from spark_stream.scripts.steps import DeleteRecord, FindTopic, Get, ListRecords, PutRecord, Script
 
@@ -137,7 +137,7 @@ def _check(lake: LakeDescription) -> None:
         raise InvalidRequest(
             f"{lake.location!r} is no location", hint="Give an absolute folder or a URL."
         )
-    if "@" in url.netloc or url.query:
+    if has_keys(lake.location):
         raise InvalidRequest(
             "a lake's location has no keys, because others can read it",
             hint="Give the keys to the worker, in its environment.",

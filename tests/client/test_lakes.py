@@ -127,6 +127,8 @@ def test_settings_and_locations_are_checked(log):
             log.create_lake("l", "t", location, check=False, **settings)
         assert "secret" not in str(refused.value)
     assert log.lakes() == []
+    azure = "abfss://container@account.dfs.core.windows.net/lake"
+    assert log.create_lake("l", "t", azure, check=False).location == azure
 
 
 def test_a_location_that_overlaps_another_lake_is_refused(log, tmp_path):

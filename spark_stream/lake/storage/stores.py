@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from spark_stream.directories import has_keys
 from spark_stream.errors import InvalidOption, LakeUnavailable, Unsupported
 from spark_stream.operating_system import sync
 from spark_stream.structs import Positional
@@ -87,7 +88,7 @@ def open_store(location: str) -> LakeStore:
     parts = urlsplit(location)
     if not parts.scheme:
         return LocalStore(Path(location))
-    if parts.username is not None or parts.password is not None or parts.query:
+    if has_keys(location):
         raise InvalidOption(
             "the location of a lake has keys or parameters, which all users of the log can read",
             hint="Set them in the environment, for example AWS_ACCESS_KEY_ID.",

@@ -115,6 +115,7 @@ def test_locations_with_keys_or_of_unknown_kinds_are_refused():
         with pytest.raises(InvalidOption, match="keys or parameters") as caught:
             open_store(location)
         assert "secret" not in str(caught.value)
+    open_store("abfss://container@account.dfs.core.windows.net/lake")
     with pytest.raises(Unsupported, match="ftp://lake"):
         open_store("ftp://lake")
 
