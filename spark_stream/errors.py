@@ -237,7 +237,7 @@ class NotLeader(IsologError):
 
     code = "NOT_LEADER"
     retriable = True
-    hint = "Call the broker that leads it; the message has its address, if it is known."
+    hint = "Call the partition's leader; the message has its address, if it is known."
 
 
 class LeaderEpochFenced(IsologError):
@@ -503,7 +503,9 @@ class DamagedEntries(IsologError):
 
     code = "DAMAGED_ENTRIES"
     retriable = True
-    hint = "They were damaged on their way or at the leader; the follower fetches them again."
+    hint = (
+        "The entries were damaged on their way or at the leader; the follower fetches them again."
+    )
 
 
 class EntriesGone(IsologError):
@@ -597,7 +599,7 @@ class Unsupported(IsologError):
     """The call requires a feature that this release of isolog does not have."""
 
     code = "UNSUPPORTED"
-    hint = "This release of isolog does not have it."
+    hint = "This release of isolog does not have the feature."
 
 
 class NotPicklable(IsologError):
@@ -605,8 +607,8 @@ class NotPicklable(IsologError):
 
     code = "NOT_PICKLABLE"
     hint = (
-        "Create it in the process that uses it: inside the function of foreachPartition, or in the"
-        " worker. Records, topics and errors can be pickled."
+        "Create the object in the process that uses it: inside the function of foreachPartition, or"
+        " in the worker. Records, topics and errors can be pickled."
     )
 
 

@@ -208,7 +208,7 @@ def key_columns(schema: pa.Schema, own: Sequence[str], asked: Sequence[str]) -> 
             f"the topic is partitioned by {', '.join(map(repr, own))}, not by"
             f" {', '.join(map(repr, asked))}",
             column=asked[0],
-            hint=f"Leave them out: the columns of the topic's {PARTITION_BY} are used then.",
+            hint=f"Leave the columns out: those of the topic's {PARTITION_BY} are used then.",
         )
     check_key(schema, asked)
     return asked

@@ -116,7 +116,8 @@ def _check_retention(unit: str, local: int, whole: int) -> None:
     if 0 <= whole < local:
         raise InvalidConfig(
             f"local.retention.{unit} ({local}) is larger than retention.{unit} ({whole})",
-            hint="The log keeps a part of the records that the table keeps. Change one of both.",
+            hint="The log keeps a part of the records that the table keeps. Change one"
+            " of the two settings.",
             setting=f"local.retention.{unit}",
         )
 

@@ -293,7 +293,7 @@ class _Handshake:
         if not begins_tls:
             self._finish()
             session = self._begin(IncomingConnection(self._name))
-            session.refuse(TLS_REQUIRED, "it speaks TLS only")
+            session.refuse(TLS_REQUIRED, "the broker speaks TLS only")
             return
         self._loop.forget(self._sock)
         try:

@@ -74,7 +74,7 @@ def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
     return replace(
         shown,
         stopped="the reason is hidden: you may not describe all topics of the lake",
-        stopped_hint="A user who may describe them sees it.",
+        stopped_hint="A user who may describe all of them sees the reason.",
     )
 
 

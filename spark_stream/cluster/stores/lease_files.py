@@ -178,6 +178,6 @@ def _named(path: Path) -> Iterator[None]:
 def _unavailable(path: str, error: OSError) -> MetadataUnavailable:
     return MetadataUnavailable(
         f"lease {path}: {error.strerror}",
-        hint="Its folder must be there, and the broker must be allowed to write to it.",
+        hint="The folder of the lease must exist, and the broker must be allowed to write to it.",
         path=path,
     )

@@ -276,7 +276,7 @@ def _not_visible(source: Source, position: int, end: int, bounds: Bounds | None)
     topic, number = source.view.topic, source.partition
     hint = None
     if bounds is None:
-        why = "their new leader has not computed yet which records are committed"
+        why = "the partition's new leader has not computed yet which records are committed"
         hint = "No record is lost. Check that the partition's in-sync replicas run, and restart."
     elif bounds.last_stable_offset < bounds.high_watermark:
         why = f"a transaction that began at offset {bounds.last_stable_offset} is still open"

@@ -223,7 +223,8 @@ class IsologStreamReader(WorkerPickled, DataSourceStreamReader, SupportsTriggerA
             raise Unsupported(
                 "the setting spark.sql.streaming.triggerAvailableNowWrapper.enabled: its"
                 " micro-batch would have a limit, or end before the checkpoint",
-                hint="Remove the limits, and keep the isolation level. Or set it to false.",
+                hint="Remove the limits, and keep the isolation level. Or set this setting"
+                " to false.",
             )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

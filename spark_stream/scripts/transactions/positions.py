@@ -185,7 +185,8 @@ def _check_owner(name: str, value: Value, owner: str, mine: Sequence[PositionOf]
     elif not groups.may_store(group_of(value) or Group(), member, mine):
         raise ConsumerFenced(
             f"a partition is no longer assigned to this member of the group {name!r}",
-            hint="Its session expired, or it released the partition. Another member reads it.",
+            hint="The member's session expired, or it released the partition. Another member reads"
+            " the partition.",
             consumer=name,
         )
 
