@@ -330,9 +330,9 @@ class DiskFigures(Figures[Scrape], subject=Subject.DISK):
     segments: int = gauge("Segments of all logs of the broker")
     force_seconds: Distribution = histogram("Forces of files (fdatasync)")
     scrub_bytes: int = counter("Bytes that were read to find damage")
-    scrub_damaged: int = counter("Damaged batches that this has found")
+    scrub_damaged: int = counter("Damaged batches that the search for damage has found")
     scrub_end_timestamp_seconds: float = gauge(
-        "When all segments had been read the last time; 0 if never since the start"
+        "When all segments had been read the last time; 0 if never since the start of the broker"
     )
 
     @classmethod
