@@ -341,7 +341,7 @@ class Log(ProcessBound):
         if isinstance(before, TrimPlan):
             if partitions is not None:
                 raise InvalidOption(
-                    "partitions cannot be given with a plan", hint="Give it to plan_trim()."
+                    "partitions cannot be given with a plan", hint="Give partitions to plan_trim()."
                 )
             return self._topics.trim(topic, before.topic_id, before.before)
         topic_id, offsets = self._trim_offsets(topic, before, partitions)
@@ -419,7 +419,7 @@ class Log(ProcessBound):
 
         Raises:
             UnknownBroker: There is no broker with this id.
-            InvalidRequest: It is the only broker that can keep replicas.
+            InvalidRequest: The broker is the only one that can keep replicas.
         """
         self._connection.call(Decommission(broker=checked_broker(broker)))
 
@@ -460,7 +460,7 @@ class Log(ProcessBound):
 
         Raises:
             UnknownTransaction: There is no such id.
-            InvalidTransaction: Its transaction is not open.
+            InvalidTransaction: The id has no open transaction.
         """
         return kill_transaction(self._connection, transactional_id)
 
@@ -489,7 +489,7 @@ class Log(ProcessBound):
         """Return the consumer, group or query with this name. A query and a client may share it.
 
         Raises:
-            UnknownConsumer: There is none.
+            UnknownConsumer: There is none with this name.
         """
         return self._consumers.describe(name)
 

@@ -187,7 +187,7 @@ class TopicsClient:
         A broker that hung may run the request late. It alters no later topic of the name.
 
         Raises:
-            UnknownTopic: There is none, or it was deleted and created again.
+            UnknownTopic: There is no such topic, or it was deleted and created again.
         """
         _check_schema(schema)
         request = AlterTopic.of(
@@ -208,7 +208,8 @@ class TopicsClient:
         the deletion of a later topic with the name.
 
         Raises:
-            UnknownTopic: There is none, or it was deleted and created again during the call.
+            UnknownTopic: There is no such topic, or it was deleted and created again during the
+                call.
         """
         self.drop(topic)
         checked_topic(topic)

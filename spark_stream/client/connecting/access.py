@@ -223,7 +223,8 @@ def checked_text(name: str, value: str) -> str:
     Python decodes invalid bytes in environment variables to surrogates.
 
     Raises:
-        InvalidOption: It cannot. The error does not show the text, which may be a secret.
+        InvalidOption: It cannot be encoded. The error does not show the text, which may be a
+            secret.
     """
     try:
         value.encode()
@@ -250,8 +251,8 @@ def read_profile(path: str) -> Mapping[str, str | bool]:
     """Return the options in a profile.
 
     Raises:
-        InvalidOption: It cannot be read, is not TOML, or has an unknown option. The error shows no
-            value, which may be a secret.
+        InvalidOption: The profile cannot be read, is not TOML, or has an unknown option. The error
+            shows no value, which may be a secret.
     """
     try:
         with open(path, "rb") as file:

@@ -448,7 +448,7 @@ def rack_of(given: str | None, environment: Mapping[str, str] = os.environ) -> s
     """Return the given rack, or the one of ISOLOG_RACK, or None.
 
     Raises:
-        InvalidOption: It is not a text of 1 to 255 characters.
+        InvalidOption: The rack is not a text of 1 to 255 characters.
     """
     rack = environment.get("ISOLOG_RACK") or None if given is None else given
     if rack is not None and not (isinstance(rack, str) and 1 <= len(rack) <= _RACK_MAX):

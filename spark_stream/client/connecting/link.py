@@ -151,7 +151,7 @@ class BrokerLink:
 
         Raises:
             InvalidRequest: The client's connection is closed.
-            ForkedClient: It belongs to the parent of this process.
+            ForkedClient: The client belongs to the parent of this process.
         """
         self._check_open()
         found = self._shared

@@ -463,7 +463,7 @@ class Consumer(ProcessBound):
             if key not in self._position:
                 raise InvalidOption(
                     f"{key} is not a (topic, partition) of this consumer",
-                    hint="`consumer.position()` shows those that it reads.",
+                    hint="`consumer.position()` shows the partitions that the consumer reads.",
                 )
             is_offset = isinstance(place, Integral) and 0 <= place <= INT64_MAX
             if not is_offset and not isinstance(place, datetime):

@@ -350,7 +350,7 @@ class MappedFile:
         """Open the file of a run, and check that it belongs to this partition.
 
         Raises:
-            CannotMap: It is missing, or another file.
+            CannotMap: The file is missing, or another one.
         """
         self.path = place.path
         self.inode = (place.device, place.inode)

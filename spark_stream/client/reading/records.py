@@ -100,7 +100,7 @@ class Patience:
         """Set the time to ``seconds``, counted from now. None is without a limit.
 
         Raises:
-            InvalidOption: It is not a number of seconds.
+            InvalidOption: ``seconds`` is not a number of seconds.
         """
         is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
         if seconds is not None and not (is_number and seconds >= 0):

@@ -113,7 +113,7 @@ def as_headers(headers: AnyHeaders | None) -> list[tuple[str, bytes | None]] | N
     """Return a record's headers as a new list.
 
     Raises:
-        InvalidRecord: They are neither a mapping nor pairs of a name and bytes.
+        InvalidRecord: The headers are neither a mapping nor pairs of a name and bytes.
     """
     if headers is None:
         return None
@@ -192,7 +192,7 @@ def check_partition(known: TopicDescription, partition: int) -> int:
     """Return the partition.
 
     Raises:
-        InvalidOption: It is not an integer.
+        InvalidOption: The partition is not an integer.
         UnknownPartition: The topic does not have it.
     """
     if not isinstance(partition, Integral) or isinstance(partition, bool):
@@ -288,7 +288,7 @@ def table_of(data: Any) -> pa.Table:
     """Convert a data frame, or anything with Arrow's C interface, to a table of plain types.
 
     Raises:
-        TypeError: It has no such interface.
+        TypeError: The data has no such interface.
         SchemaMismatch: A column cannot be converted to Arrow. The error names the column, and the
             row if only some values are the cause.
     """

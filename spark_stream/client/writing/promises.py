@@ -162,7 +162,8 @@ class Promise(ProcessBound, Future[Written]):
         """Return the error, as any future does. Then no flush raises it again.
 
         Raises:
-            ForkedClient: It is not settled, and its producer belongs to the parent of this process.
+            ForkedClient: The future is not settled, and its producer belongs to the parent of this
+                process.
         """
         if self._state not in _SETTLED:  # without a lock, which a thread of the parent may hold
             self._lifetime.check()
