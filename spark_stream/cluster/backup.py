@@ -287,7 +287,7 @@ def check_not_moved(store: MetadataStore) -> None:
     """Check that brokers may use the store. To be called once the broker's id is locked.
 
     Raises:
-        WrongCluster: its records were moved away, or are not complete yet.
+        WrongCluster: The store's records were moved away, or are not complete yet.
     """
     mark = _OwnMark(store).before
     if mark is None:
@@ -329,7 +329,7 @@ def migrate(source: Backend, target: Backend) -> int:
         if before is not None and is_done and before.target != move.target:
             raise InvalidRequest(
                 f"the metadata was moved from {source} to {before.target} already",
-                hint="Move it from there.",
+                hint=f"Move the metadata from {before.target}.",
             )
         if is_done and theirs.before is None:
             return len(_records(new))
@@ -435,7 +435,7 @@ def _check_replaceable(store: MetadataStore, mark: MoveMark | None, move: MoveMa
     earlier migration copied them from here to the present source.
 
     Raises:
-        InvalidRequest: they may not.
+        InvalidRequest: The records may not be replaced.
     """
     if mark is None:
         if store.list(""):

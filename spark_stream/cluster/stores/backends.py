@@ -58,7 +58,7 @@ def parse_place(text: str) -> Path | EtcdPlace:
     """Parse a URL or a path.
 
     Raises:
-        InvalidConfig: it is no such URL.
+        InvalidConfig: The URL is not one of a store.
     """
     if text.startswith(ETCD):
         hosts, _, name = text.removeprefix(ETCD).partition("/")
@@ -112,7 +112,7 @@ class Backend(Protocol):
         """Return whether there is a store. It is made when it is opened.
 
         Raises:
-            MetadataLost: there is none, and brokers run that have it open.
+            MetadataLost: There is none, but running brokers have it open.
         """
 
     def open_store(self, mark: str | None = None, *, accepts_loss: bool = False) -> DurableStore:
@@ -122,7 +122,7 @@ class Backend(Protocol):
         to copy or to replace all records.
 
         Raises:
-            UnsupportedFormat: they are in the form of another release.
+            UnsupportedFormat: The records are in the form of another release.
             MetadataLost: The store has lost changes since the mark.
         """
 
@@ -181,7 +181,7 @@ class EtcdBackend(Struct, frozen=True):
         """Wait for etcd: brokers and members may start at the same time.
 
         Raises:
-            MetadataUnavailable: it has not answered for half a minute.
+            MetadataUnavailable: Etcd has not answered for half a minute.
         """
         until = time.monotonic() + _START_S
         with closing(self._client()) as client:

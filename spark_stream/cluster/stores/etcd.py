@@ -319,7 +319,7 @@ class EtcdStore:
         """Apply changes in one transaction. Return the revision of each, None if it was not made.
 
         Raises:
-            StorageFailure: it may be made or not.
+            StorageFailure: The transaction may have been applied or not.
         """
         self._client.check_present()
         floor = self._history.known.revision or int(self._read_head()["header"]["revision"])
@@ -358,7 +358,7 @@ class EtcdStore:
         """Check that a transaction found the last head or a later one, and no loss key.
 
         Raises:
-            MetadataLost: It was not done because of one of them.
+            MetadataLost: The head is an earlier one, or there is a loss key.
         """
         if answer.get("succeeded"):
             self._history.note_head(int(answer["header"]["revision"]), mark)
@@ -486,7 +486,7 @@ class _Fence:
         """Move the fence. Try that until this moment.
 
         Raises:
-            MetadataUnavailable: it may have moved or not.
+            MetadataUnavailable: The fence may have moved or not.
         """
         while True:
             try:

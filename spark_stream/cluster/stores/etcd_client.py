@@ -83,7 +83,7 @@ def decoded_value(found: Mapping[str, Any]) -> str:
 
 
 def is_at(key: str, version: int) -> Json:
-    """Return the comparison, for a transaction, that holds if an encoded key has this version.
+    """Return a comparison of a transaction that holds if an encoded key has this version.
 
     Version 0: there is no such key.
     """
@@ -145,7 +145,7 @@ class EtcdClient:
         """Check that members have answered lately.
 
         Raises:
-            MetadataUnavailable: they did not, so a change is not worth a try.
+            MetadataUnavailable: No member has, so a change is not worth a try.
         """
         self._away.take_turn(self.timeout_s)
 
@@ -153,8 +153,8 @@ class EtcdClient:
         """Send a request to one member, without a retry.
 
         Raises:
-            MetadataUnavailable: it has not answered, so the outcome is unknown.
-            MetadataRefused: the member refused it.
+            MetadataUnavailable: The member has not answered, so the outcome is unknown.
+            MetadataRefused: The member refused the request.
             MetadataLost: Etcd has lost changes.
         """
         before = self.history.check()
@@ -169,7 +169,7 @@ class EtcdClient:
         """Send a request to one member, in any state. Return its endpoint and the answer.
 
         Raises:
-            MetadataUnavailable: It has not answered.
+            MetadataUnavailable: The member has not answered.
             MetadataRefused: The request is refused.
         """
         body = json.dumps(asked).encode()
@@ -333,9 +333,9 @@ class EtcdClient:
         ``before``: for a linearizable answer, the revision that was known before its request.
 
         Raises:
-            MetadataUnavailable: It is of another cluster or an earlier term. Another member may
-                give the right answer.
-            MetadataLost: Its revision is below ``before``.
+            MetadataUnavailable: The answer is of another cluster or an earlier term. Another member
+                may give the right answer.
+            MetadataLost: The answer's revision is below ``before``.
         """
         history = self.history
         cluster, term = header.get("cluster_id", ""), int(header.get("raft_term", 0))
@@ -364,7 +364,7 @@ class _Away:
         ``timeout_s``: the longest duration of its attempt.
 
         Raises:
-            MetadataUnavailable: they did not, and it is not time to try again.
+            MetadataUnavailable: No member answered, and it is not time to try again.
         """
         with self._lock:
             if self._error is None:
