@@ -73,7 +73,7 @@ def check_operation(operation: Operation | None, kind: ResourceKind) -> None:
     """Check that a kind of resource has an operation. None stands for all of its operations.
 
     Raises:
-        InvalidRequest: it does not have it, so a rule would have no effect.
+        InvalidRequest: The kind lacks the operation, so a rule would have no effect.
     """
     known = OPERATIONS[kind]
     if operation is not None and operation not in known:
@@ -112,7 +112,7 @@ class Pattern(NamedTuple):
         """Parse ``topic:flights``, ``topic:logs-*`` (a prefix), ``topic:*`` or ``cluster``.
 
         Raises:
-            InvalidRequest: it is none of these.
+            InvalidRequest: The text is none of these.
         """
         kind, colon, name = text.partition(":")
         if kind == ResourceKind.CLUSTER and not colon:

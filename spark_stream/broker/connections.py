@@ -81,7 +81,7 @@ class Certificates:
         Later certificates are checked too, before they are used.
 
         Raises:
-            InvalidConfig: They do not.
+            InvalidConfig: Other brokers would refuse the certificate.
         """
         self._broker_id = broker_id
         if self.for_peers is not None:

@@ -73,7 +73,7 @@ def beat(
     ``renew``: also renew its session. Mostly there is no work, and then no request is needed.
 
     Raises:
-        ConsumerFenced: It is no member, or no longer.
+        ConsumerFenced: The id is no member's, or no longer.
     """
     if not (released or renew):
         answer = yield from _answer_if_settled(name, member_id)

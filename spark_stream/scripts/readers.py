@@ -347,7 +347,7 @@ def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
     """Find the cut, by topic and partition, as in ``consistency.partition.atomic_cuts``.
 
     Raises:
-        UnknownTopic, UnknownPartition: There is none. The error names it.
+        UnknownTopic, UnknownPartition: A topic or a partition does not exist. The error names it.
         LeaderUnavailable: A partition's leader was not reached.
     """
     places: list[tuple[CutTopic, Joined]] = []

@@ -211,7 +211,7 @@ class BrokerStatus(Description, kw_only=False):
         refused: The code of the last error (such as ``DISK_FULL``) of replicas that refuse writes,
             by ``"topic/partition"``.
         principal: The principal of the caller.
-        principals: The connected principals, and those that a quota has delayed since the start.
+        principals: The connected principals, and those that a quota has delayed since its start.
         log_bytes: The stored bytes of its replicas.
         disk_free: The free bytes of the disk with its directory.
         disk_total: The bytes of that disk.

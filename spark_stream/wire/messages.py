@@ -128,7 +128,7 @@ def decoded(data: bytes, by: Any, name: str) -> Any:
     """Decode a message. ``name`` is for the error.
 
     Raises:
-        InvalidRequest: It names the first invalid field.
+        InvalidRequest: The message is invalid. The error names the first invalid field.
     """
     size = memoryview(data).nbytes
     if size > CONTROL_BYTES_MAX:

@@ -96,7 +96,7 @@ class Audit:
         """Open the file.
 
         Raises:
-            StorageFailure: It cannot be opened.
+            StorageFailure: The file cannot be opened.
         """
         self._clock = clock
         self._lock = threading.Lock()  # guards the next two

@@ -324,7 +324,7 @@ class Authorizer:
         """Check that the caller's credential is still valid.
 
         Raises:
-            Unauthenticated: It has expired, or was revoked.
+            Unauthenticated: The credential has expired, or was revoked.
         """
         if caller.expires_ms is not None and self._now_ms() >= caller.expires_ms:
             raise Unauthenticated(f"the {_credential_of(caller)} has expired", hint=_HINT)

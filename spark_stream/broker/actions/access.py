@@ -152,7 +152,7 @@ def _limited(caller: Caller, grants: tuple[Grant, ...] | None) -> tuple[Grant, .
     """Return the grants, or the caller's own without a request for any.
 
     Raises:
-        PermissionDenied: They are more than those of the caller's token.
+        PermissionDenied: The grants are more than those of the caller's token.
     """
     if caller.grants is None:
         return grants
@@ -173,7 +173,7 @@ def _allowed_part(caller: Caller, grants: tuple[Grant, ...]) -> tuple[Grant, ...
     Beyond ``GRANTS_MAX``, grants to *describe* are dropped first.
 
     Raises:
-        PermissionDenied: It allows none of them.
+        PermissionDenied: The token allows none of the grants.
     """
     if caller.grants is None:
         return grants

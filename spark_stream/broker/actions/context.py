@@ -73,8 +73,7 @@ class BrokerContext(Struct, frozen=True):
         """Check that some rule allows the caller anything at all.
 
         Raises:
-            PermissionDenied: None does, so the caller has no use for the credential that it
-                requests.
+            PermissionDenied: No rule does, so a credential would have no use.
         """
         if not self.authorizer.has_rules(self.caller):
             raise PermissionDenied(

@@ -156,7 +156,7 @@ class Host:
         """Return the topic with this broker's replicas, which may be none.
 
         Raises:
-            UnknownTopic: There is none, or ``topic_id`` is that of an earlier one.
+            UnknownTopic: There is no such topic, or ``topic_id`` is that of an earlier one.
         """
         hosted = self._hosted.get(name)
         if hosted is not None and topic_id in (None, hosted.topic.id):
@@ -229,7 +229,7 @@ class Host:
         """Check that this follower may answer readers (``consistency.replication.follower``).
 
         Raises:
-            NotLeader, LeaderUnavailable: It may not. The error names the leader.
+            NotLeader, LeaderUnavailable: The follower may not. The error names the leader.
         """
         stored = self.view_of(PartitionId(partition.topic_id, partition.number))
         if stored is not None and self.generation is not None and self.contact.serves():

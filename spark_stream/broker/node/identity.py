@@ -125,8 +125,8 @@ def open_store(
     directory's expected owner; None accepts any.
 
     Raises:
-        WrongCluster: They do not belong together. Or a broker has run in the directory, and the
-            store is empty or missing.
+        WrongCluster: The directory and the store do not belong together. Or a broker has run in the
+            directory, and the store is empty or missing.
         MetadataLost: Running brokers have another file open than the one at its path. Or the
             write-ahead log beside it is that of another file. Or etcd has lost changes since the
             directory was used.

@@ -136,7 +136,7 @@ class TransactionCoordinator:
         self._led = {each: each.leader_epoch for each in led}
 
     def _restore_markers(self) -> Script[None]:
-        """Write the lost markers of transactions that were open at the start.
+        """Write the lost markers of transactions that were open when this broker began to lead.
 
         A transaction that is decided on record is left to the broker that finishes it. That broker
         may have finished it before the marker was lost, and put that on record only later. So each

@@ -79,7 +79,7 @@ class Peers(Protocol):
         """Have the broker run the steps. Return its answers.
 
         Raises:
-            LeaderUnavailable: It does not answer.
+            LeaderUnavailable: The broker does not answer.
         """
 
 

@@ -357,7 +357,7 @@ def placed_by_hand(
     """Return the first records of partitions whose brokers an operator chose.
 
     Raises:
-        InvalidAssignment: it names the partition, and the broker that cannot be chosen.
+        InvalidAssignment: A broker cannot be chosen. The error names it, and the partition.
     """
     wrong = misassigned(assignment, members.registered().keys(), first_partition=first)
     if wrong is not None:

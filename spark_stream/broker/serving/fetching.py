@@ -229,7 +229,7 @@ class RangeStream:
         """Check that the records before the start and the end have not been truncated.
 
         Raises:
-            DataLoss: they have. The error's ``left`` is the offset to continue from.
+            DataLoss: Records were truncated. The error's ``left`` is the offset to continue from.
         """
         request = self._request
         for offset, lineage in (

@@ -310,7 +310,7 @@ class Decisions:
         """Abort the transaction.
 
         Raises:
-            InvalidTransaction: It is committed, and stays committed.
+            InvalidTransaction: The transaction is committed, and stays committed.
             ProducerFenced, UnknownTransaction: Another instance has the id, or it is unknown.
         """
         return (
@@ -340,7 +340,7 @@ class Decisions:
         """Abort an open transaction, whoever owns it. With ``number``: only if that is its number.
 
         Raises:
-            UnknownTransaction, InvalidTransaction: There is none, or it is not open.
+            UnknownTransaction, InvalidTransaction: There is no such transaction, or it is not open.
         """
         present = yield from self.describe(asked.transactional_id)
         return (

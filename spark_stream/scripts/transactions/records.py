@@ -123,7 +123,7 @@ def claim(transactional_id: str, principal: str, *, may_take: bool = False) -> S
     ``may_take``: from another principal, too.
 
     Raises:
-        PermissionDenied: It belongs to another one.
+        PermissionDenied: The id belongs to another principal.
     """
 
     def rule(found: Transaction) -> Outcome:
@@ -140,7 +140,7 @@ def check_id_owner(transactional_id: str, principal: str, instance: str = "") ->
     A fenced instance may call too: it can change nothing, and its error gives the reason.
 
     Raises:
-        PermissionDenied: It belongs to another one.
+        PermissionDenied: The id belongs to another principal.
     """
     found = yield from read(transactional_id)
     if found is not None and not is_of(found, principal) and instance not in found.fenced:
