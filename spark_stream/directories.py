@@ -47,8 +47,8 @@ def local_directory(
     the one of a broker's address, if there is one.
 
     Raises:
-        InvalidOption: it names no local directory. The error names the option to use instead.
-        TypeError: it is no text, for example bytes.
+        InvalidOption: The path names no local directory. The error names the option to use instead.
+        TypeError: The path is no text, for example bytes.
     """
     text = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(text, str):

@@ -33,7 +33,7 @@ def prometheus() -> Any:
     """Import prometheus-client.
 
     Raises:
-        InvalidOption: it is not installed.
+        InvalidOption: The package is not installed.
     """
     try:
         import prometheus_client

@@ -166,7 +166,7 @@ def check_can_lock() -> None:
     """Check that this system can run brokers, which lock the files of their directories.
 
     Raises:
-        InvalidConfig: It cannot, as Windows.
+        InvalidConfig: The system has no file locks, as Windows.
     """
     if _fcntl is None:
         raise InvalidConfig(

@@ -539,7 +539,7 @@ class Connection:
         """Return the frame's stream, or None if that has ended.
 
         Raises:
-            ProtocolError: It was never opened.
+            ProtocolError: The stream was never opened.
         """
         found = self._streams.get(frame.stream)
         if found is None and not 0 < frame.stream <= self._last_stream:

@@ -160,8 +160,8 @@ def stored_type(kind: pa.DataType, path: str) -> pa.DataType:
     """Return the type that a topic stores for a column of this type.
 
     Raises:
-        UnsupportedType: there is none. ``path`` is the column, or the field inside it, for the
-            message.
+        UnsupportedType: A topic stores no such type. ``path`` is the column, or the field inside
+            it, for the message.
     """
     if isinstance(kind, pa.BaseExtensionType):
         raise _unsupported(kind, path)

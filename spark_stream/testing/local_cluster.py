@@ -139,10 +139,10 @@ class LocalBroker:
         kill_with_this_process(self._process.pid)
 
     def await_ready(self) -> None:
-        """Wait until it serves.
+        """Wait until the broker serves.
 
         Raises:
-            BrokerUnavailable: it does not serve within a minute.
+            BrokerUnavailable: The broker does not serve within a minute.
             IsologError: the error that the broker reported when it ended.
         """
         process = self._process

@@ -396,7 +396,7 @@ def read_greeting(data: bytes, address: str) -> Greeting:
     """Return the greeting of the broker at ``address``.
 
     Raises:
-        BrokerUnavailable: it is not a broker of this release.
+        BrokerUnavailable: No broker of this release sent the greeting.
     """
     try:
         return _GREETINGS.decode(data)

@@ -225,7 +225,7 @@ def check_in_time(files: TlsFiles) -> None:
     """Check that a server's certificate is valid at this moment, from any authority.
 
     Raises:
-        InvalidOption: It has expired, or is not valid yet, or is not for servers.
+        InvalidOption: The certificate has expired, or is not valid yet, or is not for servers.
     """
     assert files.cert is not None
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

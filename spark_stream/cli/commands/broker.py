@@ -416,7 +416,7 @@ def stop_process(directory: Path, timeout_s: float) -> int:
 
     Raises:
         BrokerUnavailable: no broker runs, or it is out of reach (on another host, in a container).
-        RequestTimeout: it did not exit in time. It may still do so.
+        RequestTimeout: The process did not exit in time. It may still do so.
     """
     deadline = time.monotonic() + timeout_s
     found = running_broker(directory)

@@ -161,7 +161,7 @@ def _plain_errors(duckdb: Any, datasets: TopicDatasets, statement: str) -> Itera
 
     Raises:
         InvalidOption: The statement is wrong.
-        InvalidRequest: It failed.
+        InvalidRequest: The statement failed.
         IsologError: A topic could not be read.
     """
     import pyarrow as pa
@@ -194,7 +194,7 @@ def _result(duckdb: Any, database: Any, datasets: TopicDatasets, statement: str)
     """Prepare a query. Each table that DuckDB does not find is looked up as a topic.
 
     Raises:
-        InvalidOption: It is no single query, or names a file that does not exist.
+        InvalidOption: The statement is no single query, or names a file that does not exist.
         UnknownTopic: There is no such topic.
     """
     import pyarrow as pa

@@ -102,7 +102,7 @@ class Losses:
         return left
 
     def check_topics(self, start: Offsets, now: LogState) -> None:
-        """Report topics that were deleted, or created again, since the start."""
+        """Report topics of ``start`` that were deleted, or created again."""
         for name in sorted(now.missing):
             self.report_deleted(name, start.get(name))
         for name, latest in now.latest.items():

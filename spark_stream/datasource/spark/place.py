@@ -124,7 +124,8 @@ def directory(path: str) -> Place:
     """Return the place of a directory of this host.
 
     Raises:
-        InvalidOption: It is no directory of this machine, or lies in a folder that Spark deletes.
+        InvalidOption: The path is no directory of this machine, or lies in a folder that Spark
+            deletes.
     """
     given = local_directory(path)
     if given.is_absolute():
@@ -155,7 +156,7 @@ def driver_directory() -> Path:
     Outside of Spark's Python processes it is that of this process.
 
     Raises:
-        InvalidOption: It cannot be determined.
+        InvalidOption: The directory cannot be determined.
     """
     if not in_a_worker():
         return Path.cwd()

@@ -360,8 +360,8 @@ def check_topic(
     """Check that the topic takes dead letters. Create a missing one if ``create`` is set.
 
     Raises:
-        UnknownTopic: It is missing.
-        InvalidOption: It has other columns, or its limit for records is too small.
+        UnknownTopic: The topic is missing.
+        InvalidOption: The topic has other columns, or its limit for records is too small.
     """
     try:
         known = topics.describe(name)

@@ -81,7 +81,7 @@ def check_directory(path: Path, disk: Disk = HOST_DISK) -> None:
     No lock is needed: the result is right even while another broker initializes the directory.
 
     Raises:
-        NotALogDirectory: it has files of other software, or is not a directory.
+        NotALogDirectory: The path has files of other software, or is not a directory.
         UnsupportedFormat: a release with another format wrote it.
     """
     names = _names(path, disk)

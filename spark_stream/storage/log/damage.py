@@ -191,7 +191,7 @@ class CutSegments:
         Segments that are kept already, because an earlier truncation failed, are not kept again.
 
         Raises:
-            DiskFull, StorageFailure: they are not kept. The log is unchanged.
+            DiskFull, StorageFailure: The segments are not kept. The log is unchanged.
         """
         missing = [each for each in segments if len(each.table) and not self._has(each)]
         if not missing:

@@ -56,7 +56,7 @@ def find_logs(directory: Path) -> list[Path]:
     Folders of cut files (``cut/``) are left out, unless ``directory`` is such a folder.
 
     Raises:
-        NotALogDirectory: there is none, and the directory is not a broker's.
+        NotALogDirectory: There is no log, and the directory is not a broker's.
     """
     found: set[Path] = set()
     for place, folders, names in os.walk(directory):
@@ -129,7 +129,7 @@ def look_at(path: Path, *, in_use: bool) -> LogFiles:
     """Take a snapshot of a log's files. ``in_use``: its broker may be running.
 
     Raises:
-        StorageFailure: they cannot be read.
+        StorageFailure: The files cannot be read.
     """
     for _ in range(_LOOKS_MAX if in_use else 0):
         with suppress(StorageFailure):  # a file was removed after the directory was listed
