@@ -278,7 +278,7 @@ def note(message: str) -> None:
 
 
 def note_warning(made: TopicDescription) -> None:
-    """Print the warning that came with a new topic, if there is one."""
+    """Print the warning that came with a new or altered topic, if there is one."""
     if made.warning is not None:
         note(f"warning: {made.warning}")
 

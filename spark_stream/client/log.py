@@ -209,7 +209,8 @@ class Log(ProcessBound):
 
         Returns:
             The topic. Its ``warning`` is set if it has fewer replicas than usual because of dead
-                brokers, or one replica in a cluster of several brokers.
+                brokers, one replica in a cluster of several brokers, or ``local.retention.*``
+                without a lake.
 
         Raises:
             TopicExists: The topic exists. With ``if_not_exists``: its schema or its

@@ -81,7 +81,8 @@ class TopicDescription(Description, kw_only=False):
         schema_version: The number of alterations of the schema.
         added: The columns that alterations added.
         lakes: The lakes with a table of the topic.
-        warning: A risk, such as a single replica on a cluster of several brokers, or None.
+        warning: A risk, or None: a single replica on a cluster of several brokers, or a log that
+            keeps all records because local retention waits for a lake.
     """
 
     name: str

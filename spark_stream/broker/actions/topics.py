@@ -12,7 +12,11 @@ from spark_stream.broker.host.host import Host
 from spark_stream.broker.host.hosted_topic import HostedTopic
 from spark_stream.broker.node.members import Observation
 from spark_stream.broker.partition.partition import Partition
-from spark_stream.broker.scripting.topics import lone_replica_warning, missing_replicas_warning
+from spark_stream.broker.scripting.topics import (
+    held_log_warning,
+    lone_replica_warning,
+    missing_replicas_warning,
+)
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import RecordRun, end_within, stored_bytes
@@ -64,8 +68,10 @@ def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription
     chosen = (asked.replication_factor, asked.assignment, context.topics.default_replication_factor)
     if any(each is not None for each in chosen):
         return described
-    warning = missing_replicas_warning(hosted.topic, context.members)
-    return structs.replace(described, warning=warning or described.warning)
+    missing = missing_replicas_warning(hosted.topic, context.members)
+    if missing is None:
+        return described
+    return structs.replace(described, warning=_joined(missing, _held_warning(context, hosted)))
 
 
 @handles(AlterTopic)
@@ -173,7 +179,9 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
         schema=topic.schema,
         config=shown_settings(hosted.settings),
         replication_factor=topic.replication_factor,
-        warning=lone_replica_warning(topic, context.members),
+        warning=_joined(
+            lone_replica_warning(topic, context.members), _held_warning(context, hosted)
+        ),
         schema_version=len(topic.earlier),
         lakes=_lakes_of(context, topic),
         added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
@@ -184,6 +192,16 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
             for number, answer in enumerate(answers)
         ),
     )
+
+
+def _held_warning(context: BrokerContext, hosted: HostedTopic) -> str | None:
+    topic, lakes = hosted.topic, context.host.view.now.lakes.values()
+    has_lake = any(each.id == topic.id for lake in lakes for each in lake.topics)
+    return held_log_warning(topic, hosted.settings, has_lake=has_lake)
+
+
+def _joined(*warnings: str | None) -> str | None:
+    return ". ".join(each for each in warnings if each) or None
 
 
 def _lakes_of(context: BrokerContext, topic: Topic) -> tuple[TopicLake, ...]:

@@ -305,6 +305,16 @@ def lone_replica_warning(topic: Topic, members: Members) -> str | None:
     )
 
 
+def held_log_warning(topic: Topic, settings: LogSettings, *, has_lake: bool) -> str | None:
+    """Return a warning if local retention waits for a lake that does not exist."""
+    if has_lake or not settings.needs_table:
+        return None
+    return (
+        f"topic {topic.name!r} has local.retention.*, and no lake has the topic: its log keeps all"
+        " records until `isolog lake create`, also with retention.*"
+    )
+
+
 def placed(
     topic: Topic, partitions: int, view: ClusterView, members: Members
 ) -> Sequence[PartitionRecord]:

@@ -254,6 +254,7 @@ def alter(
     if columns is not None:
         changes.append(schema_text(altered.schema))
     note(f"altered topic {topic}: {', '.join(changes)}")
+    note_warning(altered)
 
 
 @app.command()

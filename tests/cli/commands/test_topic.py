@@ -105,6 +105,9 @@ def test_alter_changes_partitions_and_settings(served, call, monkeypatch):
     more = call("topic", "alter", "growing", "--partitions", "3", "--config", "retention.ms=60000")
     assert (more.code, more.out) == (0, "")
     assert more.err == "altered topic growing: 3 partitions, retention.ms=60000\n"
+    held = call("topic", "alter", "growing", "--config", "local.retention.ms=60000")
+    assert held.code == 0
+    assert "\nwarning: topic 'growing' has local.retention.*, and no lake has the topic" in held.err
     found = served.log.describe("growing")
     assert (len(found.partitions), found.config["retention.ms"]) == (3, "60000")
     fewer = call("topic", "alter", "growing", "--partitions", "2")

@@ -42,12 +42,15 @@ def numbers(log: isolog.Log) -> list[int]:
 
 def test_segments_go_only_when_all_tables_have_them(own, tmp_path):
     broker, log = own
-    log.create_topic("t", schema=NUMBERS, config=CONFIG)
+    held = log.create_topic("t", schema=NUMBERS, config=CONFIG).warning
+    assert "no lake has the topic: its log keeps all records" in held
     append(log, 0)
     time.sleep(20 * PAUSE_S)
     assert log_start(log) == 0  # no lake: everything is held
+    assert log.describe("t").warning == held
     for name in ("one", "two"):
         log.create_lake(name, "t", tmp_path / name)
+    assert log.describe("t").warning is None
     isolog.LakeWorker(log, "one").run_once()
     time.sleep(20 * PAUSE_S)
     assert log_start(log) == 0  # the second table has nothing yet
@@ -59,6 +62,7 @@ def test_segments_go_only_when_all_tables_have_them(own, tmp_path):
     assert numbers(log) == list(range(40_000))
     log.drop_lake("one")
     log.drop_lake("two")
+    assert log.describe("t").warning == held
     append(log, 40_000)
     time.sleep(20 * PAUSE_S)
     assert log_start(log) == start  # without a lake, no further segment goes
@@ -72,5 +76,6 @@ def test_the_setting_is_released_by_a_command(own, tmp_path):
     _, log = own
     log.create_topic("t", schema=NUMBERS, config=CONFIG)
     append(log, 0)
-    log.alter_topic("t", config={"local.retention.bytes": "-1", "retention.bytes": "1"})
+    released = {"local.retention.bytes": "-1", "retention.bytes": "1"}
+    assert log.alter_topic("t", config=released).warning is None
     assert eventually(lambda: log_start(log)) > 0
