@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from spark_stream.lake.cuts import CUT
 from spark_stream.lake.delta.actions import Action, AddFile, commit_info
-from spark_stream.lake.delta.statistics import ANY, bounds, statistics
+from spark_stream.lake.delta.statistics import ANY
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.steps import MergeFiles, NewMark, Now, Script
 from spark_stream.lake.versions import PUTS_MAX, catch_up, put
@@ -30,19 +29,17 @@ class FileRange(Positional):
 
 def range_of(file: AddFile) -> FileRange | None:
     """Return the range of a file by its statistics, or None if they are of several partitions."""
-    (partition, last_partition), offsets = bounds(file)
-    if partition != last_partition or offsets == ANY:
+    known = file.statistics
+    partition, last_partition = known.partitions
+    if partition != last_partition or known.offsets == ANY:
         return None
-    return FileRange(partition, *offsets)
+    return FileRange(partition, *known.offsets)
 
 
 def range_of_cuts(file: AddFile) -> FileRange | None:
     """Return the range of a file of the table of cuts, by their numbers."""
-    least, most = statistics(file)
-    first, last = least.get(CUT), most.get(CUT)
-    if not isinstance(first, int) or not isinstance(last, int):
-        return None
-    return FileRange(0, first, last)
+    numbers = file.statistics.cuts
+    return None if numbers == ANY else FileRange(0, *numbers)
 
 
 Ranging = Callable[[AddFile], FileRange | None]

@@ -21,11 +21,9 @@ from msgspec import Struct
 
 from spark_stream.lake.cuts import cuts_in
 from spark_stream.lake.data_files import DataFile, TableFiles
-from spark_stream.lake.delta.actions import AddFile
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
-from spark_stream.lake.delta.statistics import ANY, Interval, bounds, newest
+from spark_stream.lake.delta.statistics import ANY, Interval
 from spark_stream.lake.delta.table import Table
-from spark_stream.lake.merging import range_of_cuts
 from spark_stream.lake.steps import Cut
 
 T = TypeVar("T")
@@ -66,7 +64,7 @@ def read_rows(
     wanted = (start, end - 1)
     found = []
     for file in table.files.values():
-        partitions, offsets = bounds(file)
+        partitions, offsets = file.statistics.partitions, file.statistics.offsets
         if _overlap(partitions, (partition, partition)) and _overlap(offsets, wanted):
             found.append((offsets, file))
     for group in _chains(found, lambda each: each[0]):
@@ -96,8 +94,8 @@ def stored_bytes(table: Table, partition: int, start: int, end: int) -> int:
     """Return the approximate size of the rows of a range, in proportion to offsets of files."""
     total = 0
     for file in table.files.values():
-        partitions, (first, last) = bounds(file)
-        if partitions == (partition, partition) and first <= last:
+        first, last = file.statistics.offsets
+        if file.statistics.partitions == (partition, partition) and first <= last:
             shared = min(end, last + 1) - max(start, first)
             total += max(0, file.size * shared // (last + 1 - first))
     return total
@@ -109,12 +107,7 @@ def read_cuts(files: TableFiles, cuts: Table) -> Iterator[Cut]:
     Raises:
         LakeUnavailable: As :class:`DataFile`.
     """
-
-    def numbers(file: AddFile) -> Interval:
-        found = range_of_cuts(file)
-        return ANY if found is None else (found.first, found.last)
-
-    for chain in reversed(list(_chains(cuts.files.values(), numbers))):
+    for chain in reversed(list(_chains(cuts.files.values(), lambda each: each.statistics.cuts))):
         yield from cuts_in(DataFile(files, cuts.at, each).read() for each in chain)
 
 
@@ -128,7 +121,7 @@ def _not_before(table: Table, time_us: int) -> Table:
     kept = {
         path: file
         for path, file in table.files.items()
-        if (at := newest(file, TIMESTAMP)) is None or at >= moment
+        if (at := file.statistics.newest) is None or at >= moment
     }
     return Table(table.at, table.version, files=kept)
 

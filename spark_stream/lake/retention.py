@@ -17,10 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from spark_stream.lake.cuts import CUT_TIME
 from spark_stream.lake.delta.actions import Action, AddFile, Txn, commit_info
-from spark_stream.lake.delta.schema import TIMESTAMP
-from spark_stream.lake.delta.statistics import newest
 from spark_stream.lake.delta.table import APPEND_ONLY, Table, first_application
 from spark_stream.lake.expiry import LOG_RETENTION, LOG_RETENTION_MS, duration_ms
 from spark_stream.lake.merging import range_of
@@ -71,7 +68,7 @@ def trim_cuts(cuts: Table, cluster: str, lake_id: str) -> Script[int]:
     yield from catch_up(cuts)
     cuts.check(cluster, lake_id)
     oldest_ms = (yield from Now()) - duration_ms(cuts, LOG_RETENTION, LOG_RETENTION_MS)
-    times = {path: newest_ms(each, CUT_TIME) for path, each in cuts.files.items()}
+    times = {path: newest_ms(each, each.statistics.newest_cut) for path, each in cuts.files.items()}
     last = max(times.values(), default=0)
     old = [path for path, at in times.items() if at < min(oldest_ms, last)]
     return (yield from _remove(cuts, (cluster, lake_id), old, []))
@@ -108,19 +105,20 @@ def _old_file(file: AddFile, ranges: Ranges | None) -> OldFile:
     found = range_of(file)
     if found is not None:
         ranges = {found.partition: (found.first, found.last)}
-    return OldFile(file.path, file.size, newest_ms(file, TIMESTAMP), ranges or {})
+    return OldFile(file.path, file.size, newest_ms(file, file.statistics.newest), ranges or {})
 
 
-def newest_ms(file: AddFile, column: str) -> int:
+def newest_ms(file: AddFile, newest: datetime | None) -> int:
     """Return the time of a file's last record, or that of the file if its statistics lack it.
+
+    ``newest``: the time in the statistics.
 
     Other programs write statistics of the first 32 columns. A file is written after its records, so
     its time removes none early. Kafka uses the time of a segment's file in the same way.
     """
-    at = newest(file, column)
-    if at is None:
+    if newest is None:
         return file.modification_time or INT64_MAX
-    return (at - _EPOCH) // timedelta(milliseconds=1)
+    return (newest - _EPOCH) // timedelta(milliseconds=1)
 
 
 def expired(files: Iterable[OldFile], oldest_ms: int | None, retention_bytes: int) -> list[OldFile]:

@@ -38,7 +38,6 @@ from spark_stream.lake.delta.schema import (
     arrow_schema,
     table_schema,
 )
-from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.merging import range_of
 from spark_stream.lake.reading import read_rows
@@ -249,7 +248,7 @@ class Driver:
                 found.append(file)
                 self._counts.written_files += 1
                 self._counts.written_bytes += file.size
-                self._counts.written_records += record_count(file)
+                self._counts.written_records += file.statistics.records
         return found
 
     def _rows(

@@ -14,7 +14,6 @@ from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.lakes import LakeDescription, TopicLake
 from spark_stream.errors import IsologError, LakeIncomplete, LakeStopped, UnknownTopic
 from spark_stream.lake.cuts import CUTS
-from spark_stream.lake.delta.statistics import record_count
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import Coverage, coverage, read_cuts
 from spark_stream.lake.steps import Cut
@@ -149,7 +148,7 @@ def topics_of(log: Log, lake: LakeDescription) -> Iterator[TopicStatus]:
         yield TopicStatus(
             topic.name,
             -1 if table is None else table.version,
-            sum(record_count(each) for each in files),
+            sum(each.statistics.records for each in files),
             len(files),
             sum(each.size for each in files),
             lag,

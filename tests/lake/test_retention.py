@@ -11,7 +11,6 @@ import isolog
 from isolog.errors import OffsetEvicted
 from spark_stream.client.log import Log
 from spark_stream.lake.delta.actions import AddFile
-from spark_stream.lake.delta.statistics import newest
 from spark_stream.lake.retention import OldFile, expired, newest_ms
 from spark_stream.structs import INT64_MAX
 from tests.lake_worker.lake_tables import rows_of, table_of
@@ -45,7 +44,7 @@ def test_a_file_has_the_time_of_its_last_record_or_its_own():
     known = AddFile("a", 1, modification_time=9_000, stats=stats)
     unknown = AddFile("b", 1, modification_time=9_000, stats='{"numRecords": 3}')
     neither = AddFile("c", 1, modification_time=0)
-    found = [newest_ms(each, "_timestamp") for each in (known, unknown, neither)]
+    found = [newest_ms(each, each.statistics.newest) for each in (known, unknown, neither)]
     assert found == [5_000, 9_000, INT64_MAX]
 
 
@@ -132,7 +131,7 @@ def test_files_that_another_program_compacted_expire_too(log, tmp_path, schema):
         worker.run_once()
     DeltaTable(tmp_path / "t").optimize.compact()
     ((path, file),) = table_of(tmp_path, "t").files.items()
-    assert (newest(file, "_timestamp") is None) == (schema is WIDE)
+    assert (file.statistics.newest is None) == (schema is WIDE)
     assert set(pq.read_table(tmp_path / "t" / path)["_partition"].to_pylist()) == {0, 1}
     log.alter_topic("t", config={"retention.ms": "100"})
     append(log, 30)

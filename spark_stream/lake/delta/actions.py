@@ -8,11 +8,13 @@ table that needs more than isolog has, because the protocol action lists the fea
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 
 from spark_stream.errors import LakeStopped
+from spark_stream.lake.delta.statistics import Statistics
 
 LOG: Final = "_delta_log"
 LAST_CHECKPOINT: Final = f"{LOG}/_last_checkpoint"
@@ -61,7 +63,7 @@ class Metadata(Part, frozen=True, omit_defaults=False):
     created_time: int | None = None
 
 
-class AddFile(Part, frozen=True, omit_defaults=False):
+class AddFile(Part, frozen=True, omit_defaults=False, dict=True):
     """A file that belongs to the table from this version on.
 
     ``path``: relative to the table, percent-encoded. ``stats``: JSON with the number of rows and
@@ -75,6 +77,11 @@ class AddFile(Part, frozen=True, omit_defaults=False):
     partition_values: dict[str, str | None] = {}
     stats: str | None = None
     deletion_vector: msgspec.Raw | msgspec.UnsetType | None = msgspec.UNSET
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """The statistics, decoded once: each read of a table uses those of all its files."""
+        return Statistics.of(self.stats)
 
     def removed(self, now_ms: int, *, data_change: bool = True) -> RemoveFile:
         """Return the removal of the file at this time."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from spark_stream.lake.delta.actions import AddFile
-from spark_stream.lake.delta.schema import OFFSET, PARTITION
+import msgspec
+
+from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
 from spark_stream.structs import INT64_MAX
 
 Interval = tuple[int, int]
@@ -17,39 +17,60 @@ ANY: Final = (-INT64_MAX, INT64_MAX)
 """The interval of unknown values."""
 
 
-def statistics(file: AddFile) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the least and the greatest values of a file's columns. Empty if they are unknown."""
-    try:
-        found = json.loads(file.stats or "{}")
-        return found["minValues"], found["maxValues"]
-    except (ValueError, KeyError, TypeError):
-        return {}, {}
+class _Values(msgspec.Struct, frozen=True):
+    """Values of isolog's columns. The last two are those of the table of cuts."""
+
+    partition: Any = msgspec.field(default=None, name=PARTITION)
+    offset: Any = msgspec.field(default=None, name=OFFSET)
+    timestamp: Any = msgspec.field(default=None, name=TIMESTAMP)
+    cut: Any = None
+    time: Any = None
 
 
-def newest(file: AddFile, column: str) -> datetime | None:
-    """Return the greatest time in a column of a file, or None if it is unknown."""
-    text = statistics(file)[1].get(column)
+class _Written(msgspec.Struct, frozen=True, rename="camel"):
+    num_records: int = 0
+    min_values: _Values = _Values()
+    max_values: _Values = _Values()
+
+
+_decoder: Final = msgspec.json.Decoder(_Written)
+
+
+class Statistics(msgspec.Struct, frozen=True):
+    """The statistics of isolog's columns. An unknown interval is ``ANY``, an unknown time None."""
+
+    records: int = 0
+    partitions: Interval = ANY
+    offsets: Interval = ANY
+    newest: datetime | None = None
+    cuts: Interval = ANY
+    newest_cut: datetime | None = None
+
+    @classmethod
+    def of(cls, text: str | None) -> Self:
+        """Return the statistics in a text in JSON. They are unknown if it has another form."""
+        try:
+            found = _decoder.decode(text or "{}")
+        except msgspec.MsgspecError:
+            return cls()
+        least, most = found.min_values, found.max_values
+        return cls(
+            found.num_records,
+            _interval(least.partition, most.partition),
+            _interval(least.offset, most.offset),
+            _moment(most.timestamp),
+            _interval(least.cut, most.cut),
+            _moment(most.time),
+        )
+
+
+def _interval(low: object, high: object) -> Interval:
+    return (low, high) if isinstance(low, int) and isinstance(high, int) else ANY
+
+
+def _moment(text: object) -> datetime | None:
     try:
         found = datetime.fromisoformat(str(text))
     except ValueError:
         return None
     return found if found.tzinfo is not None else None
-
-
-def record_count(file: AddFile) -> int:
-    """Return the number of records in a file, 0 if it is unknown."""
-    try:
-        return int(json.loads(file.stats or "{}")["numRecords"])
-    except (ValueError, KeyError, TypeError):
-        return 0
-
-
-def bounds(file: AddFile) -> tuple[Interval, Interval]:
-    """Return the intervals of a file's partitions and offsets, ``ANY`` if they are unknown."""
-    least, most = statistics(file)
-
-    def of(column: str) -> Interval:
-        low, high = least.get(column), most.get(column)
-        return (low, high) if isinstance(low, int) and isinstance(high, int) else ANY
-
-    return of(PARTITION), of(OFFSET)
