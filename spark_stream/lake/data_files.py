@@ -24,7 +24,7 @@ class TableFiles(Protocol):
 class DataFile:
     """A file of a table, open for reading. It is closed with its last reference.
 
-    ``table``: the name.
+    ``table``: the name. A read of a closed file opens it again, without another read of the footer.
 
     Raises, in all methods:
         LakeUnavailable: The file is damaged or missing, or the location refused.
@@ -32,32 +32,45 @@ class DataFile:
     """
 
     def __init__(self, files: TableFiles, table: str, file: AddFile) -> None:
+        self._files, self._table, self._path = files, table, unquote(file.path)
+        self._file: Any = None
+        self._footer: Any = None
+        with self._one_error():
+            self._footer = self._opened().metadata
+            self._names = frozenset(self._file.schema_arrow.names)
+
+    def _opened(self) -> Any:
         import pyarrow.parquet as pq  # slow, and only needed here
 
-        self._table, self._path = table, unquote(file.path)
-        with self._one_error():
-            opened = files.open_read(f"{table}/{self._path}")
-            # Spark may write timestamps as INT96.
+        if self._file is None:
             self._file = pq.ParquetFile(
-                opened, coerce_int96_timestamp_unit="us", page_checksum_verification=True
+                self._files.open_read(f"{self._table}/{self._path}"),
+                metadata=self._footer,
+                coerce_int96_timestamp_unit="us",  # Spark may write timestamps as INT96
+                page_checksum_verification=True,
             )
-            self._names = frozenset(self._file.schema_arrow.names)
+        return self._file
+
+    def close(self) -> None:
+        """Close the file until the next read."""
+        if self._file is not None:
+            self._file.close(force=True)
+            self._file = None
 
     def row_groups(self) -> list[Any]:
         """Return pyarrow's metadata of each row group."""
         with self._one_error():
-            footer = self._file.metadata
-            return [footer.row_group(number) for number in range(footer.num_row_groups)]
+            return [self._footer.row_group(at) for at in range(self._footer.num_row_groups)]
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Return all rows, with these columns or all."""
         with self._one_error():
-            return self._file.read(columns)
+            return self._opened().read(columns)
 
     def read_group(self, number: int, columns: Sequence[str]) -> pa.Table:
         """Return the rows of a row group, with those of the columns that the file has."""
         with self._one_error():
-            return self._file.read_row_group(
+            return self._opened().read_row_group(
                 number, [each for each in columns if each in self._names]
             )
 

@@ -6,7 +6,7 @@ its first commit to its present offset (:class:`Coverage`).
 
 **Order.** The rows of isolog's files are in the order of their offsets. Another program may have
 compacted files of several partitions into one, in any order. So row groups whose offsets overlap
-are read together and sorted.
+are read together and sorted. One file is open at a time.
 """
 
 from __future__ import annotations
@@ -69,10 +69,19 @@ def read_rows(
             found.append((offsets, file))
     for group in _chains(found, lambda each: each[0]):
         units: list[_Unit] = []
+        last: DataFile | None = None
         for _, file in group:
-            units += _units(DataFile(files, table.at, file), partition, wanted)
+            if last is not None:
+                last.close()
+            last = DataFile(files, table.at, file)
+            units += _units(last, partition, wanted)
         for chain in _chains(units, lambda each: each.offsets):
-            rows = [each.file.read_group(each.group, names) for each in chain]
+            rows = []
+            for each in chain:
+                if last is not None and last is not each.file:
+                    last.close()
+                last = each.file
+                rows.append(last.read_group(each.group, names))
             whole = rows[0] if len(rows) == 1 else pa.concat_tables(rows, promote_options="default")
             yield from _in_order(whole, partition, start, end)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -95,6 +96,26 @@ def test_rows_are_in_order_after_a_compaction_by_another_program(
         start, end = sorted((draw.randrange(41), draw.randrange(41)))
         assert found(folder, table, partition, 0, 40) == expected(0, 40)
         assert found(folder, table, partition, start, end) == expected(start, end)
+
+
+def test_one_of_many_overlapping_files_is_open_at_a_time(folder: Folder) -> None:
+    table, files = new_table("orders", TOPIC, SCHEMA), []
+    for number in range(60):
+        places = [(0, at) for at in range(number, 600, 60)]
+        rows = rows_at(places, n=[at for _, at in places])
+        files.append(folder.write(f"orders/{number}.parquet", rows, statistics=False, group_rows=3))
+    commit(table, TOPIC, {0: 600}, files)
+    before, most = psutil.Process().num_fds(), 0
+    open_read = folder.open_read
+
+    def counted(path: str) -> pa.NativeFile:
+        nonlocal most
+        most = max(most, psutil.Process().num_fds() - before)
+        return open_read(path)
+
+    folder.open_read = counted  # type: ignore[method-assign]
+    assert found(folder, table, 0, 0, 600) == list(range(600))
+    assert most <= 2
 
 
 def test_a_file_without_a_new_column_has_rows_without_it(folder: Folder) -> None:
