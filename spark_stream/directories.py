@@ -141,5 +141,6 @@ def _parts(location: str) -> tuple[str, ...]:
     if url.scheme in ("", "file"):
         path = unquote(url.path) if url.scheme else location
         return "", "", *PurePosixPath(posixpath.normpath(path)).parts[1:]
-    parts = [each for each in PurePosixPath(url.path).parts if each != "/"]
+    path = posixpath.normpath(unquote(url.path))  # as obstore does
+    parts = [each for each in PurePosixPath(path).parts if each.strip("/.")]
     return _SAME_STORES.get(url.scheme, url.scheme), url.netloc, *parts

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.topics import TopicsClient, checked_topic
@@ -22,7 +25,12 @@ from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLake
 from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import table_schema
-from spark_stream.lake.storage.locations import check_apart, check_location, check_tables
+from spark_stream.lake.storage.locations import (
+    check_apart,
+    check_location,
+    check_tables,
+    no_folder_on_error,
+)
 from spark_stream.lake.storage.stores import open_store
 from spark_stream.wire.lake_messages import (
     AlterLake,
@@ -77,11 +85,6 @@ class LakesClient:
                 option="location",
             )
         others = {each.name: each.location for each in self.all()}
-        if name not in others:  # else the broker refuses the name
-            check_apart(place, others)
-            if check and ids:
-                _check_iceberg(iceberg)
-                check_location(place, self._connection.cluster_id or "", ids)
         request = CreateLake.of(
             lake=name,
             lake_id=secrets.token_hex(8),
@@ -93,7 +96,13 @@ class LakesClient:
             version_retention_ms=_milliseconds(version_retention),
             file_retention_ms=_milliseconds(file_retention),
         )
-        return self._connection.call(request)
+        with no_folder_on_error(place):
+            if name not in others:  # else the broker refuses the name
+                check_apart(place, others)
+                if check and ids:
+                    _check_iceberg(iceberg)
+                    check_location(place, self._connection.cluster_id or "", ids)
+            return self._connection.call(request)
 
     def alter(
         self,
@@ -191,11 +200,17 @@ def _check_iceberg(catalog: str | None) -> None:
 
 
 def _location(given: str | os.PathLike[str]) -> str:
+    """Return a location in its plain form: a URL, or an absolute folder."""
     text = os.fspath(given)
     if _URL.match(text) and not text.lower().startswith("file:"):
-        return text.rstrip("/")
+        url = urlsplit(text)
+        path = posixpath.normpath(f"/{url.path.strip('/')}").rstrip("/")
+        return url._replace(path=path).geturl()
     try:
-        return str(local_directory(text, "location", None).absolute())
+        parts = local_directory(text, "location", None).absolute().parts
+        # A link before a parent is followed, as the operating system does. Other links stay.
+        parent = max((n for n, each in enumerate(parts, 1) if each == ".."), default=0)
+        return str(Path(*parts[:parent]).resolve().joinpath(*parts[parent:]))
     except InvalidOption as error:
         raise InvalidOption(
             error.message, hint="Give a folder, or a URL such as s3://BUCKET/FOLDER."

@@ -12,6 +12,7 @@ from isolog.errors import (
     InvalidOption,
     InvalidRequest,
     LakeExists,
+    LakeStopped,
     SchemaMismatch,
     UnknownLake,
     UnknownTopic,
@@ -53,6 +54,45 @@ def test_a_relative_location_is_resolved_where_the_lake_is_created(log, tmp_path
     monkeypatch.chdir(tmp_path)
     log.create_topic("t")
     assert log.create_lake("l", "t", "tables").location == str(tmp_path / "tables")
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ("{0}/a/../tables/", "{0}/tables"),
+        ("{0}/link/../tables", "{0}/far/tables"),
+        ("{0}/link/tables", "{0}/link/tables"),
+        ("file://{0}/tables/.", "{0}/tables"),
+        ("S3://bucket/a/./b/../tables//", "s3://bucket/a/tables"),
+        ("s3://bucket/", "s3://bucket"),
+    ],
+)
+def test_a_location_is_recorded_in_its_plain_form(log, tmp_path, given, recorded):
+    """A link before a parent is followed, as the operating system does. Other links stay."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    log.create_topic("t")
+    made = log.create_lake("l", "t", given.format(tmp_path), check=False)
+    assert made.location == recorded.format(tmp_path)
+
+
+def test_a_creation_that_fails_leaves_no_folder(log, tmp_path):
+    log.create_topic("t")
+    with pytest.raises(UnknownTopic):
+        log.create_lake("l", ["t", "none"], tmp_path / "a" / "lake")
+    with pytest.raises(InvalidRequest):
+        log.create_lake("l", "t", tmp_path / "a" / "lake", freshness=0.5)
+    (tmp_path / "b" / "lake" / "t" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "b" / "lake" / "t" / "_delta_log" / f"{1:020d}.json").touch()
+    with pytest.raises(LakeStopped):
+        log.create_lake("l", "t", tmp_path / "b" / "lake")
+    assert (tmp_path / "b" / "lake" / "t").exists()
+    assert not (tmp_path / "a").exists()
+    log.create_lake("l", "t", tmp_path / "a" / "lake")
+    with pytest.raises(LakeExists):
+        log.create_lake("l", "t", tmp_path / "c" / "lake")
+    assert (tmp_path / "a" / "lake").is_dir()
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_name_has_one_lake_and_progress_is_only_that_of_the_present_one(log):

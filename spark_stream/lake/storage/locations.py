@@ -6,7 +6,8 @@ Delta tables, and of other lakes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -40,6 +41,21 @@ def check_apart(location: str, lakes: Mapping[str, str]) -> None:
                 hint=APART_HINT,
                 option="location",
             )
+
+
+@contextmanager
+def no_folder_on_error(location: str) -> Iterator[None]:
+    """Remove the folders that were created at a location since, if the context fails."""
+    folder = _folder(location)
+    missing = [] if folder is None else [folder, *folder.parents]
+    missing = [each for each in missing if not each.exists()]
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # one of them is in use
+            for each in missing:
+                each.rmdir()
+        raise
 
 
 def _folder(location: str) -> Path | None:

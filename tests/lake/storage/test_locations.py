@@ -91,6 +91,8 @@ def test_a_location_inside_a_delta_table_is_refused(tmp_path):
         ("s3://bucket/b/c", "is inside the location"),
         ("s3a://bucket/b/", "is the location"),
         ("s3://bucket", "contains the location"),
+        ("s3://bucket/x/../b", "is the location"),
+        ("s3://bucket/x/%2e%2e/%62/", "is the location"),
         ("s3://bucket/bc", None),
         ("s3://other/b", None),
         ("gs://bucket/b", None),
