@@ -213,8 +213,8 @@ class Table:
 
     def _check_protocol(self, protocol: Protocol) -> None:
         reads, writes = protocol.min_reader_version, protocol.min_writer_version
-        unknown = sorted(set(protocol.reader_features or ()) - _READS)
-        unknown += sorted(set(protocol.writer_features or ()) - _WRITES)
+        of_readers = set(protocol.reader_features or ()) - _READS
+        unknown = sorted(of_readers | (set(protocol.writer_features or ()) - _WRITES))
         has_features = writes == _FEATURE_VERSIONS[1]
         if writes > _PLAIN_VERSIONS[1] and not has_features:
             unknown.append(f"version {writes} of writers")
