@@ -108,8 +108,8 @@ def test_a_table_of_another_program_stops() -> None:
     [
         (Protocol(3, 7, ["deletionVectors"], ["deletionVectors"]), "deletionVectors"),
         (Protocol(3, 7, ["b", "a"], ["c", "b"]), "a, b, c"),
-        (Protocol(2, 5), "version 5 of writers"),
-        (Protocol(3, 8, [], []), "version 8 of writers"),
+        (Protocol(2, 5), "version 5 of writers, version 2 of readers"),
+        (Protocol(3, 8, [], []), "version 8 of writers, version 3 of readers"),
     ],
 )
 def test_a_feature_that_isolog_does_not_write_stops(protocol: Protocol, feature: str) -> None:
