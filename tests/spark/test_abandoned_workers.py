@@ -20,12 +20,10 @@ from tests.conftest import ROOT, stop_broker
 DRIVER = """
 import json
 import sys
-from spark_stream.datasource import IsologDataSource
 from tests.spark.conftest import session_builder
 
 builder = session_builder("local[2]")
 spark = builder.config("spark.python.daemon.module", "tests.spark.labelled_daemon").getOrCreate()
-spark.dataSource.register(IsologDataSource)
 frame = spark.read.format("isolog").option("path", sys.argv[1]).option("subscribe", "t").load()
 print(json.dumps([len(frame.limit(5).collect()), len(frame.take(3)), frame.isEmpty()]))
 """
