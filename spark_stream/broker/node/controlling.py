@@ -13,7 +13,9 @@ from typing import Final
 
 from spark_stream.broker.host.host import Host
 from spark_stream.broker.node.members import Members
+from spark_stream.broker.node.pending import PendingPartitions
 from spark_stream.cluster.brokers import BrokerState, ControllerSeat
+from spark_stream.cluster.partitions import StoredPartition
 from spark_stream.consistency.control.assignment import load_of
 from spark_stream.consistency.control.election import Alive
 from spark_stream.consistency.ids import BrokerId
@@ -25,8 +27,6 @@ from spark_stream.scripts.partition_records import (
     Placed,
     elect_leaders,
     finish_moves,
-    is_moving,
-    needs_leader,
 )
 from spark_stream.scripts.steps import Script
 
@@ -47,10 +47,10 @@ class Controlling:
         self._host = host
         self._members = members
         self._seat = seat
+        self._pending = PendingPartitions(host.view)
         self._seen: tuple[int, Alive] | None = None  # after a round that changed nothing
         self._rests: int | None = None  # rounds until the next, or None if there is no work
         self._complaint = ""
-        self._no_moves: int | None = None  # the revision at which no move was under way
 
     def rounds(self) -> Script[None]:
         """Run one round, step by step. ``Members.check_alive`` begins it."""
@@ -58,16 +58,18 @@ class Controlling:
         held = now.controller
         if not self._seat.holds(held):
             self._seen = None
+            self._pending.end()
             if held is not None and self._lives(held.broker, held.incarnation):
                 return
             taken = self._seat.take(self._lives)
             if taken is None:
                 return
             logger.info("this broker is the controller, in term %d", taken.term)
+        self._pending.begin()
         if self._seen == (now.revision, self._members.checked) and self._may_rest():
             return
         alive = self._members.alive()
-        due = [each for each in self._partitions() if needs_leader(each.stored.record, alive)]
+        due = list(self._placed(self._pending.without_leader(alive)))
         log_changes((yield from elect_leaders(due, alive, self._members.registered())))
         leaving = [each.id for each in now.brokers.values() if each.state is BrokerState.LEAVING]
         for broker in leaving:
@@ -81,11 +83,9 @@ class Controlling:
 
         Brokers first force their files, which may take long. So this runs beside the rounds.
         """
-        now = self._host.view.now
-        if not self._seat.holds(now.controller) or self._no_moves == now.revision:
+        if not self._seat.holds(self._host.view.now.controller):
             return
-        moving = [each for each in self._partitions() if is_moving(each.stored.record)]
-        self._no_moves = None if moving else now.revision
+        moving = list(self._placed(self._pending.moving()))
         log_changes((yield from finish_moves(moving, self._members.alive())))
 
     def _may_rest(self) -> bool:
@@ -96,7 +96,12 @@ class Controlling:
 
     def _send_away(self, broker: BrokerId) -> Script[None]:
         """Move the replicas of a decommissioned broker away, or remove a broker without any."""
-        stored = {each.stored.id: each.stored for each in self._partitions()}
+        now = self._host.view.now
+        stored = {
+            each.stored.id: each.stored
+            for numbers in now.partitions.values()
+            for each in self._placed(numbers.values())
+        }
         if not any(broker in each.record.replicas for each in stored.values()):
             if (
                 yield from partition_records.remove_broker(
@@ -127,17 +132,19 @@ class Controlling:
             and self._members.is_alive(broker)
         )
 
-    def _partitions(self) -> Iterator[Placed]:
-        """Yield all partitions of existing topics."""
+    def _placed(self, partitions: Iterable[StoredPartition]) -> Iterator[Placed]:
+        """Yield those of existing topics."""
         now = self._host.view.now
-        for topic in now.topics.values():
-            unclean: bool | None = None
-            for number, stored in now.partitions.get(topic.id, {}).items():
-                if number >= topic.partitions:
-                    continue
-                if unclean is None:
-                    unclean = self._host.settings_of(topic).unclean_leader_election
-                yield Placed(Joined(topic.name, topic.id, number), stored, unclean)
+        unclean: dict[str, bool] = {}
+        for stored in partitions:
+            topic = now.topic(stored.id.topic_id)
+            if topic is None or stored.id.number >= topic.partitions:
+                continue
+            if topic.id not in unclean:
+                settings = self._host.settings_of(topic)
+                unclean[topic.id] = settings.unclean_leader_election
+            at = Joined(topic.name, topic.id, stored.id.number)
+            yield Placed(at, stored, unclean[topic.id])
 
 
 def log_changes(changes: Sequence[Changed]) -> None:
