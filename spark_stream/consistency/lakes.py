@@ -60,6 +60,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
         created_ms: The time of its creation, in ms since the epoch.
         recorded_ms: The time of the worker's last report of its progress, or None.
         omitted: The number of topics that the caller may not describe.
+        overlaps: Whether another lake has an overlapping location. Then no worker runs.
         iceberg: The Iceberg catalog and namespace with a mirror of the tables, or None.
         stopped: The reason why the worker stopped, or "". It is hidden from callers without the
             right to describe all topics.
@@ -83,6 +84,7 @@ class LakeDescription(Positional, forbid_unknown_fields=False, omit_defaults=Fal
     stopped_hint: StoppedField = ""
     version_retention_ms: RetentionField | None = None
     file_retention_ms: RetentionField | None = None
+    overlaps: bool = False
 
 
 class TopicLake(Positional, forbid_unknown_fields=False, omit_defaults=False):

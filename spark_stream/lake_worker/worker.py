@@ -250,6 +250,13 @@ class LakeWorker:
             raise UnknownLake(f"the lake {found.name!r} was dropped", lake=found.name)
         if found.omitted:
             raise _omitted(found.name)
+        if found.overlaps:
+            raise LakeStopped(
+                f"the location of the lake {found.name!r} overlaps that of another lake:"
+                f" {found.location}",
+                hint="Two creations were interrupted. Drop one of both lakes: isolog lake drop.",
+                lake=found.name,
+            )
         if _definition(found) != _definition(self._lake):
             logger.info("the lake %s was altered", found.name)
             self._lake = found

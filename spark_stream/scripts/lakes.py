@@ -99,17 +99,25 @@ def _check_apart(lake: LakeDescription) -> Script[None]:
     Raises:
         InvalidRequest: One of the locations is in the other.
     """
-    for record in (yield from ListRecords(LAKES)):
-        other = decode(record.value)
-        relation = overlap(lake.location, other.location) if other.name != lake.name else None
-        if relation is not None:
-            with suppress(UnknownLake):
-                yield from drop(lake.name, lake.id)
-            raise InvalidRequest(
-                f"{lake.location} {relation} the location of another lake",
-                hint=APART_HINT,
-                lake=lake.name,
-            )
+    others = yield from ListRecords(LAKES)
+    relation = relation_to_others(lake, (decode(each.value) for each in others))
+    if relation is not None:
+        with suppress(UnknownLake):
+            yield from drop(lake.name, lake.id)
+        raise InvalidRequest(
+            f"{lake.location} {relation} the location of another lake",
+            hint=APART_HINT,
+            lake=lake.name,
+        )
+
+
+def relation_to_others(lake: LakeDescription, others: Iterable[LakeDescription]) -> str | None:
+    """Return the relation to the first other lake with an overlapping location, or None.
+
+    Two concurrent creations that both crash before their second check leave such lakes.
+    """
+    found = (overlap(lake.location, each.location) for each in others if each.name != lake.name)
+    return next((each for each in found if each is not None), None)
 
 
 def _check(lake: LakeDescription) -> None:

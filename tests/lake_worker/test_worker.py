@@ -12,9 +12,11 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 import isolog
 from isolog.errors import LakeIncomplete, LakeStopped, LakeUnavailable, UnknownLake
+from spark_stream.cluster.lakes import LAKES, encode
 from spark_stream.lake import steps
 from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
@@ -24,6 +26,7 @@ from spark_stream.lake_worker import worker as worker_module
 from spark_stream.lake_worker.status import LakeState, cuts_of, state_of, topics_of
 from spark_stream.lake_worker.worker import RoundResult
 from spark_stream.steps import Step
+from tests.brokers import broker_here
 from tests.lake_worker.lake_tables import rows_of, table_of
 
 NUMBERS = pa.schema([("n", pa.int32()), ("text", pa.string())])
@@ -663,3 +666,21 @@ def test_an_empty_version_stops_and_its_records_are_copied_again_without_it(log,
     (tmp_path / version).unlink()
     isolog.LakeWorker(log, "l").run_once()
     assert check(log, tmp_path, "t").num_rows == 100
+
+
+def test_a_worker_of_a_lake_that_overlaps_another_stops(tmp_path):
+    """Two creations that crashed left both. One of them is dropped."""
+    with broker_here(tmp_path) as broker, isolog.connect(broker.address) as log:
+        log.create_topic("t", schema=NUMBERS)
+        append(log, "t", 0, 10)
+        made = log.create_lake("l", "t", tmp_path / "lakes")
+        other = replace(made, name="m", id="other", location=f"{tmp_path}/lakes/deep")
+        assert broker.core.store.put(LAKES + "m", encode(other), 0)
+        for name in ("l", "m"):
+            with pytest.raises(LakeStopped, match="overlaps that of another lake"):
+                isolog.LakeWorker(log, name).run_once()
+        assert not list((tmp_path / "lakes").iterdir())
+        assert "Drop one of both" in log.describe_lake("l").stopped_hint
+        log.drop_lake("m")
+        isolog.LakeWorker(log, "l").run_once()
+        assert check(log, tmp_path / "lakes", "t").num_rows == 10

@@ -11,7 +11,13 @@ from isolog.errors import InvalidRequest, LakeExists, UnknownTopic
 from spark_stream.cluster.lakes import LAKES, decode
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic
-from spark_stream.scripts.lakes import alter, create, record_progress
+from spark_stream.scripts.lakes import (
+    alter,
+    create,
+    drop,
+    record_progress,
+    relation_to_others,
+)
 from spark_stream.scripts.steps import FindTopic
 from tests.scripts.on_store import OnStore
 from tests.simulation.broker import SCHEMA
@@ -71,6 +77,18 @@ def test_an_alteration_and_recorded_progress_lose_nothing_of_each_other(on):
             each.end()
         [found] = on_record(world)
         assert (found.freshness_ms, found.topics[0].tiered) == (5_000, {0: 9})
+
+
+def test_two_creations_that_crash_leave_lakes_that_are_detected(on):
+    """Each crashes between its record and its second check."""
+    running = [on.start(create(each)) for each in (lake("a", "/data"), lake("b", "/data/x"))]
+    for _ in range(3):  # the first check, the id of the topic, and the record
+        for each in running:
+            each.advance()
+    both = on_record(on)
+    assert [relation_to_others(each, both) for each in both] == ["contains", "is inside"]
+    on.run(drop("a", "a"))
+    assert relation_to_others(both[1], on_record(on)) is None
 
 
 @pytest.mark.parametrize("other", ["/data", "/data/x", "/"])

@@ -68,7 +68,8 @@ def describe_lake(context: BrokerContext, asked: DescribeLake) -> LakeDescriptio
 def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
     topics = [each for each in lake.topics if context.may_describe(ResourceKind.TOPIC, each.name)]
     omitted = len(lake.topics) - len(topics)
-    shown = replace(lake, topics=tuple(topics), omitted=omitted)
+    relation = lakes.relation_to_others(lake, context.host.view.now.lakes.values())
+    shown = replace(lake, topics=tuple(topics), omitted=omitted, overlaps=relation is not None)
     if not (lake.stopped and omitted):
         return shown
     return replace(
