@@ -197,7 +197,7 @@ class RuleSet:
         return not self._allowed.isdisjoint((principal, ANYBODY))
 
     def allow(self, principal: str, operation: Operation, resource: Resource) -> bool:
-        """Return whether the principal may do this."""
+        """Return whether the principal may do the operation on the resource."""
         kind, name = resource
         allowed = denied = 0
         for who in (principal, ANYBODY):
@@ -213,7 +213,7 @@ class RuleSet:
         return bool(allowed & ~denied & enough) and not denied & _BIT[Operation.DESCRIBE]
 
     def allow_any(self, principal: str, operation: Operation, among: Pattern) -> bool:
-        """Return whether the principal may do this on at least one name of the pattern.
+        """Return whether the principal may do the operation on at least one name of the pattern.
 
         It tries one name of each rule. If the rule has a prefix, no rule has exactly this name.
         """

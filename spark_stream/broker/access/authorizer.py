@@ -371,7 +371,7 @@ class Authorizer:
     # -- permissions ------------------------------------------------------------------------------
 
     def may(self, caller: Caller, operation: Operation, resource: Resource) -> bool:
-        """Return whether the caller may do this."""
+        """Return whether the caller may do the operation on the resource."""
         return caller.may(self._view.now.access.rule_set, operation, resource)
 
     def operations(self, caller: Caller, among: Pattern) -> list[Operation]:
@@ -380,9 +380,9 @@ class Authorizer:
         return [each for each in OPERATIONS[among.kind] if caller.may_any(rules, each, among)]
 
     def check(self, caller: Caller, needs: Sequence[Need], *, is_open: bool = False) -> None:
-        """Check that the caller may do all of this.
+        """Check that the caller has all of the needed permissions.
 
-        ``is_open``: the caller was allowed this until now, so it has seen that the topic exists.
+        ``is_open``: the caller had them until now, so it has seen that the topic exists.
         UnknownTopic would then mean that its records are lost.
 
         Raises:
