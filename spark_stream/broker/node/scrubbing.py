@@ -2,8 +2,9 @@
 
 A changed byte on a disk is detected only by a reader, which may come after a year, or never. Until
 then the replica counts as sound, and may be elected when the sound ones are lost. So all segments
-are read again and again, at a pace that leaves the disk to others, from the disk itself, not from
-memory (``storage.segment.checks``). The first pass begins when the broker has started.
+are read again and again, at a pace that leaves the disk to others, from the disk itself if the
+file system permits it (``storage.segment.checks``). The first pass begins when the broker has
+started.
 
 A single thread reads. It holds no lock while it reads, and can stop between two pieces.
 """
