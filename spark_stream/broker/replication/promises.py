@@ -64,7 +64,8 @@ class Promises:
                     self._file.record(lasts_s)
                 except IsologError as error:
                     logger.warning(
-                        "refused a promise, because its file cannot be written: %s", error.message
+                        "refused a promise, because the file of promises cannot be written: %s",
+                        error.message,
                     )
                     return
                 self._noted_s = lasts_s
