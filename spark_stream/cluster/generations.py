@@ -1,4 +1,4 @@
-"""Generations of brokers' logs: the evidence, at a start, that the logs are complete.
+"""Generations of brokers' logs: the evidence that the logs are complete at a start.
 
 An in-sync replica is a broker in a *generation* of its logs. A broker keeps its generation for as
 long as it can vouch that every log holds all entries that it ever acknowledged. If it cannot, it

@@ -246,7 +246,7 @@ class ForceReplica(BrokerStep[None]):
 
 
 class ProbeReplica(BrokerStep[None]):
-    """A check, by a write that is undone, that the log of the broker's replica takes entries.
+    """A check that the log of the broker's replica takes entries, by a write that is undone.
 
     It fails as a write to the log would.
     """

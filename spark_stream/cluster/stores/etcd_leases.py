@@ -198,7 +198,7 @@ class EtcdIdLock:
 
     @property
     def compare(self) -> Json:
-        """The comparison, for a transaction of etcd, that holds while this process has the lock."""
+        """A comparison of a transaction of etcd that holds while this process has the lock."""
         key = encoded(self._key.encode())
         return {"key": key, "target": "VALUE", "value": encoded(self._value.encode())}
 

@@ -1,9 +1,9 @@
 """The pickling of the objects that Spark sends to its workers: the source, readers, writers.
 
 A worker may lack modules. If its Python has no isolog, unpickling an object would fail with a
-traceback that names a module and no remedy. So the pickle contains a function, by value, that needs
-only Python. It looks for the modules, and raises an error with the remedy if one is missing.
-Otherwise it makes the reader or writer.
+traceback that names a module and no remedy. So the pickle contains the code of a function that
+needs only Python. The function looks for the modules, and raises an error with the remedy if one is
+missing. Otherwise it makes the reader or writer.
 """
 
 from __future__ import annotations
