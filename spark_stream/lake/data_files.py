@@ -28,7 +28,7 @@ class DataFile:
 
     Raises, in all methods:
         LakeUnavailable: The file is damaged or missing, or the location refused.
-            :func:`is_missing` tells a missing file from others.
+            :func:`is_missing` detects a missing one.
     """
 
     def __init__(self, files: TableFiles, table: str, file: AddFile) -> None:
@@ -36,8 +36,8 @@ class DataFile:
         self._file: Any = None
         self._footer: Any = None
         with self._one_error():
-            self._footer = self._opened().metadata
-            self._names = frozenset(self._file.schema_arrow.names)
+            opened = self._opened()
+            self._footer, self._names = opened.metadata, frozenset(opened.schema_arrow.names)
 
     def _opened(self) -> Any:
         import pyarrow.parquet as pq  # slow, and only needed here
