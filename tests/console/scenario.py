@@ -123,7 +123,9 @@ class Scenario:
             producer.append("flights", flights(12), partition=0)
             producer.flush()
             producer.abort_transaction()
-        self.loader = self.log.producer(transactional_id="loader-1", transaction_timeout_ms=900_000)
+        self.loader = self.log.producer(
+            transactional_id="loader-1", transaction_timeout_ms=7_200_000
+        )
         self.loader.begin_transaction()
         for number in (0, 2):
             self.loader.append("flights", flights(30), partition=number)
