@@ -24,6 +24,7 @@ from spark_stream.client.administration import describe_transaction, kill_transa
 from spark_stream.client.topics import Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.console.client import ConsoleClient, plain
+from spark_stream.console.problems import counted
 from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
@@ -101,7 +102,7 @@ class CreateTopic(_Action, tag="create-topic", frozen=True):
         made = client.log.create_topic(
             self.topic, self.partitions, self.replication_factor, columns, self.config
         )
-        return f"Created topic {self.topic} with {_counted(len(made.partitions), 'partition')}."
+        return f"Created topic {self.topic} with {counted(len(made.partitions), 'partition')}."
 
 
 class AlterTopic(_Action, tag="alter-topic", frozen=True):
@@ -127,7 +128,7 @@ class AlterTopic(_Action, tag="alter-topic", frozen=True):
         if self.partitions is not None:
             if self.partitions < count:
                 raise InvalidTopic(
-                    f"topic {self.topic!r} has {count} partitions and cannot have fewer",
+                    f"topic {self.topic!r} has {counted(count, 'partition')} and cannot have fewer",
                     hint="Give a greater number.",
                     topic=self.topic,
                 )
@@ -212,8 +213,8 @@ class TrimTopic(_Action, tag="trim-topic", frozen=True):
             start = found.log_starts[number]
             rows.append((number, start, max(start, at), max(0, at - start)))
         effect = (
-            f"{_counted(found.records, 'record')} of topic {self.topic} are deleted. No reader can"
-            " get them again."
+            f"This deletes {counted(found.records, 'record')} of topic {self.topic}. It cannot be"
+            " undone."
             if found.records
             else f"Topic {self.topic} has no records before this position. Nothing is deleted."
         )
@@ -229,7 +230,7 @@ class TrimTopic(_Action, tag="trim-topic", frozen=True):
 
     def apply(self, client: ConsoleClient, plan: Plan) -> str:
         client.log.trim(self.topic, plan.detail)
-        return f"Trimmed topic {self.topic}: {_counted(plan.detail.records, 'record')} deleted."
+        return f"Trimmed topic {self.topic}: {counted(plan.detail.records, 'record')} deleted."
 
 
 class ResetConsumer(_Action, tag="reset-consumer", frozen=True):
@@ -272,7 +273,7 @@ class ResetConsumer(_Action, tag="reset-consumer", frozen=True):
 
     def apply(self, client: ConsoleClient, plan: Plan) -> str:
         client.named.apply_reset(plan.detail, if_unmoved=True)
-        return f"Reset {self.consumer} in {_counted(len(plan.rows), 'partition')}."
+        return f"Reset {self.consumer} in {counted(len(plan.rows), 'partition')}."
 
 
 class AbortTransaction(_Action, tag="abort-transaction", frozen=True):
@@ -293,13 +294,12 @@ class AbortTransaction(_Action, tag="abort-transaction", frozen=True):
         owner = f", owned by {found.principal}" if found.principal else ""
         rows = tuple((at.topic, at.partition, at.held_back) for at in found.partitions)
         wrote = (
-            f"Its records in {_counted(len(rows), 'partition')} are never visible to"
-            " read_committed."
+            f"Its records in {counted(len(rows), 'partition')} are never visible to read_committed."
             if rows
             else "It has no records yet."
         )
         return Plan(
-            f"The transaction of {self.transactional_id}, open for {_counted(age_s, 'second')}"
+            f"The transaction of {self.transactional_id}, open for {counted(age_s, 'second')}"
             f"{owner}, is aborted. {wrote} Its producer is fenced, and its next call fails. This"
             " cannot be undone.",
             "Abort the transaction",
@@ -339,13 +339,13 @@ class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
             rows += [(name, each.partition, each.leader, each.replicas[0]) for each in moving]
             ids += [topic.id] if moving else []
         effect = (
-            f"The leader of {_counted(len(rows), 'partition')} changes. Writers and readers"
+            f"The leader of {counted(len(rows), 'partition')} changes. Writers and readers"
             " continue at the new leader after a moment."
             if rows
             else "No leader changes."
         )
         if unable:
-            effect += f" {_counted(unable, 'preferred leader')} cannot lead: dead or not in sync."
+            effect += f" {counted(unable, 'preferred leader')} cannot lead: dead or not in sync."
         elif not rows:
             effect += " Each partition has its preferred leader."
         return Plan(
@@ -360,7 +360,7 @@ class ElectPreferred(_Action, tag="elect-preferred", frozen=True):
     def apply(self, client: ConsoleClient, plan: Plan) -> str:
         call = ElectPreferredLeaders(topic_ids=plan.detail)
         moved = client.connection.call(call).elected
-        return f"Changed the leader of {_counted(moved, 'partition')}."
+        return f"Changed the leader of {counted(moved, 'partition')}."
 
 
 Action = (
@@ -425,9 +425,5 @@ def _change(before: int | None, after: int) -> str:
     if before is None or before == after:
         return "new position" if before is None else "unchanged"
     if after > before:
-        return f"{_counted(after - before, 'record')} skipped"
-    return f"{_counted(before - after, 'record')} repeated"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+        return f"{counted(after - before, 'record')} skipped"
+    return f"{counted(before - after, 'record')} repeated"

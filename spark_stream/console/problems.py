@@ -363,10 +363,8 @@ def of_transactions(
             if reader["state"] == ReaderState.WAITING_AT_LSO
             and any(at["number"] == each["number"] for at in reader["waits_for"])
         )
-        text = (
-            f"transaction {name} is {each['state']}, and holds back {each['held_back']:,} records"
-            f" of {_joined(places)}"
-        )
+        held = counted(each["held_back"], "record")
+        text = f"transaction {name} is {each['state']}, and holds back {held} of {_joined(places)}"
         if waiting:
             text += f" ({_joined(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for it)"
         hint = (
@@ -396,7 +394,7 @@ def of_consumers(
     for each in consumers:
         kind = {"query": "query", "client": "consumer"}[each["kind"]]
         what = f"{'group' if each.get('group') else kind} {each['name']}"
-        lag = f"{each['lag']:,} records behind" if each["lag"] is not None else "behind"
+        lag = "behind" if each["lag"] is None else f"{counted(each['lag'], 'record')} behind"
         href = f"/consumers/{quote(each['name'], safe='')}"
         if each["state"] == ReaderState.STALLED:
             hint = (
@@ -475,6 +473,11 @@ class FirstSeen:
 
 
 # -- texts -----------------------------------------------------------------------------------------
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number with its noun: "1 record", "2,000 records"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _joined(names: Sequence[str]) -> str:

@@ -158,7 +158,7 @@ def test_no_action_applies_to_a_topic_created_again_after_the_last_check(client,
 def test_trim_deletes_the_planned_records(console, log, ten):
     planned = plan(console, "trim-topic", topic=ten, before="4")
     assert planned["rows"] == [[0, 0, 4, 4]]
-    assert planned["effect"].startswith("4 records of topic")
+    assert planned["effect"].startswith("This deletes 4 records of topic")
     assert log.describe(ten).partitions[0].log_start_offset == 0
     assert apply(console, planned).status_code == 200
     assert log.describe(ten).partitions[0].log_start_offset == 4

@@ -351,6 +351,8 @@ def test_blocking_transaction_is_listed_with_its_waiting_readers():
     )
     assert one.hint.endswith("isolog transactions abort nightly-import")
     assert one.since_ms == NOW_MS - 900_000
+    (one,) = judged(transactions=[transaction(900, held_back=1)])
+    assert "holds back 1 record of orders/2" in one.message
     (one,) = judged(transactions=[transaction(900, state="committing")])
     assert "abort" not in one.hint
 
@@ -372,6 +374,8 @@ def test_problems_of_readers_are_sorted_by_severity():
         "warning: query x waits for a transaction that you have no permission to see",
     ]
     assert found[0].href == "/consumers/dash%20boards"
+    (one,) = judged(consumers=[reader("slow", "stalled", lag=1)])
+    assert one.message == "query slow is stalled, 1 record behind"
 
 
 @pytest.mark.parametrize(("age_s", "is_shown"), [(0, False), (20, False), (60, True)])

@@ -324,7 +324,12 @@ DIALOGS = {
         {"New number of partitions": "3"},
         "stays as it is",
     ),
-    "trim": ("/topics/flights", "Trim flights", {"First position to keep": "100"}, "are deleted"),
+    "trim": (
+        "/topics/flights",
+        "Trim flights",
+        {"First position to keep": "100"},
+        "This deletes 300",
+    ),
     "delete": ("/topics/flights", "Delete flights", {}, "This cannot be undone"),
     "elect": ("/", "Elect preferred leaders", {}, "eader"),
     "reset": ("/consumers/importer", "Reset importer", {"New position": "latest"}, "starts at"),
