@@ -103,7 +103,7 @@ class UnknownTopic(IsologError):
     """There is no topic of this name, or the caller may not describe it."""
 
     code = "UNKNOWN_TOPIC"
-    hint = "`isolog topic list` shows those that there are, `isolog topic create` makes one."
+    hint = "`isolog topic list` shows the existing topics, `isolog topic create` creates one."
 
 
 class UnknownBroker(IsologError):

@@ -14,7 +14,7 @@ def test_unknown_topic_hints_at_topic_list(served):
         refused = served.run("topic", *command)
         assert refused.code == 1
         assert "there is no topic 'nope'" in refused.err
-        assert "`isolog topic list` shows those that there are" in refused.err
+        assert "`isolog topic list` shows the existing topics" in refused.err
         assert "sink" not in refused.err
 
 
