@@ -5,7 +5,7 @@ import { post } from "./api.js";
 import { refusalOf } from "./permissions.js";
 import { h, patch } from "./dom.js";
 import { count } from "./format.js";
-import { announce, sentence, table } from "./widgets.js";
+import { announce, remedy, sentence, table } from "./widgets.js";
 
 const TOPIC = { name: "topic", label: "Name", required: true };
 const CONFIG = { name: "config", label: "Settings", kind: "settings", hint: "One in each line, such as retention.ms=3600000." };
@@ -160,6 +160,6 @@ function failure(error) {
     unknown: "The action may have been applied. Check the present state before you repeat it.",
   }[error.details?.applied];
   return h("div", { class: "notice bad" },
-    h("p", {}, h("strong", {}, sentence(error.message, error.details)), error.hint ? ` ${sentence(error.hint, error.details)}` : ""),
+    h("p", {}, h("strong", {}, sentence(error.message, error.details)), error.hint && [" ", remedy(error.hint, error.details)]),
     effect && h("p", {}, effect), h("p", { class: "quiet" }, h("code", {}, error.code)));
 }

@@ -38,6 +38,11 @@ export function duration(seconds) {
   return `${Math.floor(left / 86400)} d ${Math.floor((left % 86400) / 3600)} h`;
 }
 
+/** A configured time, such as "90 ms" or "7 d". @param {number} ms */
+export function span(ms) {
+  return ms < 1000 ? `${ms} ms` : duration(ms / 1000).replace(/ 0 (s|min|h)$/, "");
+}
+
 /** @param {number} ms since the epoch */
 export function absolute(ms) {
   const moment = new Date(ms);

@@ -1,7 +1,7 @@
 // A partition as a line from its log start to its log end, with its bounds and open transactions.
 
 import { h } from "./dom.js";
-import { count } from "./format.js";
+import { count, counted } from "./format.js";
 
 const LEFT = 14; // percent of the width for the offsets before the moving part
 
@@ -54,7 +54,7 @@ export function inWords(live) {
   else {
     parts.push(`last stable offset ${count(live.last_stable)}`, `high watermark ${count(live.high_watermark)}`);
   }
-  parts.push(live.open.length ? `${live.open.length} open transactions` : "no open transaction");
+  parts.push(live.open.length ? counted(live.open.length, "open transaction") : "no open transaction");
   return parts.join(", ");
 }
 
@@ -81,6 +81,7 @@ export function bigLine(live, scale) {
   const end = scale.at(live.log_end);
   return h("svg", { class: "line big", role: "img", "aria-label": inWords(live) },
     h("title", {}, inWords(live)),
+    h("rect", { x: "0", width: "100%", y: 46, height: 16, class: "rail" }),
     bar(high, end, "unreplicated", 46, 16),
     bar(stable, high, "held", 46, 16),
     bar(0, stable, "stable", 46, 16),

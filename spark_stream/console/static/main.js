@@ -3,7 +3,7 @@
 import { follow, get, post } from "./api.js";
 import { h, patch } from "./dom.js";
 import { forgetPermissions } from "./permissions.js";
-import { announce, sentence } from "./widgets.js";
+import { announce, remedy } from "./widgets.js";
 import * as cluster from "./views/cluster.js";
 import { consumer, consumers } from "./views/consumers.js";
 import * as failovers from "./views/failovers.js";
@@ -248,7 +248,7 @@ async function begin({ focus = false } = {}) {
     store.session = await get("/api/session");
     store.over = false;
   } catch (error) {
-    store.trouble = `${error.message} ${sentence(error.hint)}`;
+    store.trouble = [error.message, " ", remedy(error.hint)];
     setTimeout(begin, 2000);
   }
   open({ focus });

@@ -53,13 +53,13 @@ export function link(href, ...children) {
 
 /** @param {string} text @param {any} [more] what to do */
 export function empty(text, more) {
-  return h("div", { class: "empty" }, h("p", {}, text), more && h("p", { class: "quiet" }, more));
+  return h("div", { class: "empty" }, h("p", {}, text), more && h("p", { class: "quiet" }, remedy(more)));
 }
 
 /** @param {{code?: string, message: string, hint?: string}} error @param {string} [what] still shown */
 export function trouble(error, what) {
   return h("div", { class: "notice bad", role: "group", "aria-label": "Error" },
-    h("p", {}, h("strong", {}, sentence(error.message, error.details)), error.hint ? ` ${sentence(error.hint, error.details)}` : ""),
+    h("p", {}, h("strong", {}, sentence(error.message, error.details)), error.hint && [" ", remedy(error.hint, error.details)]),
     what && h("p", { class: "quiet" }, what),
     error.code && h("p", { class: "quiet" }, h("code", {}, error.code)));
 }
@@ -80,11 +80,11 @@ export function sentence(text, details = {}) {
  */
 export function shownPart(store, name, show) {
   const part = store.parts[name];
-  if (part === undefined) {
+  const known = part?.value !== null && part?.value !== undefined;
+  if (!known && !part?.error) {
     const late = problemsOf(store, (each) => /^(no_answer|slow|dead_broker) /.test(each.key));
     return [h("p", { class: "quiet loading" }, "Loading…"), notice(late, "Possible reasons for the delay")];
   }
-  const known = part.value !== null && part.value !== undefined;
   return [
     part.error && trouble(part.error, known ? "The data below is out of date." : undefined),
     known && show(part.value),
@@ -118,18 +118,22 @@ export function notice(found, title = "Problems") {
 
 function problem(each, isRoot) {
   return h("details", { open: isRoot },
-    h("summary", {}, !isRoot && h("span", { class: "hidden" }, "Effect: "), h("strong", {}, sentence(each.message)),
+    h("summary", {}, !isRoot && h("span", { class: "hidden" }, "Effect: "), h("strong", {}, name(sentence(each.message))),
       h("span", { class: "age" }, ` ${each.key.startsWith("holds ") ? "Open" : "Seen"} for ${duration((Date.now() - each.since_ms) / 1000)}, since ${clock(each.since_ms)}.`)),
     h("p", {},
       each.places.some((name) => !each.message.includes(name)) && [listed(each.places.map(place)), ". "],
-      each.hint && [hint(each.hint), " "],
+      each.hint && [remedy(each.hint), " "],
       each.href && each.href !== location.pathname && link(each.href, "Details", h("span", { class: "hidden" }, `: ${each.message}`))));
 }
 
-/** A remedy. A command at its end is code. @param {string} text */
-function hint(text) {
-  const [, words, command] = /^(.*?)(isolog .*)?$/.exec(text);
-  return command ? [words, h("code", {}, command)] : sentence(text);
+/**
+ * A remedy. A command at its end is code, and so are its parts in backticks.
+ * @param {string} text @param {Object<string, any>} [details]
+ */
+export function remedy(text, details) {
+  const [, words, command] = /^(.*: )(isolog (?:(?!\. ).)*?)\.?$/.exec(text) ?? [];
+  if (command) return [words, h("code", {}, command)];
+  return sentence(text, details).split("`").map((each, at) => (at % 2 ? h("code", {}, each) : each));
 }
 
 /** A link to a partition. @param {string} name topic/partition */

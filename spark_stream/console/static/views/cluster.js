@@ -34,7 +34,7 @@ export function render({ store }) {
 }
 
 const FIGURES = { alive: ["Brokers alive", count], out_of_sync: ["Replicas out of sync", count], offline: ["Partitions without a leader", count],
-  records_per_s: ["Records/s", count], lag: ["Lag of all readers", count], oldest_open_s: ["Oldest open transaction", duration] };
+  records_per_s: ["Records/s", count], lag: ["Reader lag in records", count], oldest_open_s: ["Oldest open transaction", duration] };
 
 /** The curves of the last day. */
 function lastDay(history) {
@@ -66,7 +66,7 @@ function sparkline(samples) {
 }
 
 function brokers(cluster) {
-  if (!cluster.brokers.length) return empty("No broker has registered yet.", "Start one: isolog broker start.");
+  if (!cluster.brokers.length) return empty("No broker has registered yet.", "Start one: isolog broker start");
   const columns = [["Broker", ""], ["State", ""], ["Response time", "number"], ["Rack", ""], ["Leaders", "number"], ["In sync", "number"],
     ["Memory", "number"], ["Uptime", "number"], ["Files checked", ""]];
   return table("Brokers of the cluster", columns, cluster.brokers.map((each) => {
@@ -101,7 +101,7 @@ function disks(cluster) {
       h("td", { class: "number" }, bytes(each.status.disk_free)),
       h("td", { class: `number${soon ? " bad-text" : ""}` }, each.full_in_s === null ? "–" : each.full_in_s < 172_800 ? duration(each.full_in_s) : "days"),
       h("td", { class: "number" }, bytes(each.status.log_bytes)),
-      h("td", {}, each.on_disk.length ? listed(each.on_disk.map((on) => [link(`/topics/${encodeURIComponent(on.topic)}`, on.topic), ` ${bytes(on.size)}${on.bytes_per_s ? `, +${bytes(on.bytes_per_s)}/s` : ""}`])) : "–"));
+      h("td", { class: "list" }, each.on_disk.length ? listed(each.on_disk.map((on) => [link(`/topics/${encodeURIComponent(on.topic)}`, on.topic), ` ${bytes(on.size)}${on.bytes_per_s ? `, +${bytes(on.bytes_per_s)}/s` : ""}`])) : "–"));
   }));
 }
 

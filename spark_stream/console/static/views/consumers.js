@@ -102,7 +102,7 @@ function shown(each) {
       ["Held back", each.held_back ? counted(each.held_back, "record") : "none"],
       ["Isolation", each.isolation ?? "unknown (the lag is counted to the log end)"],
       ["Reads", breakable(selected(each.selection))],
-      ["First start", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
+      ["Starting offsets", each.kind === "query" ? breakable(each.starting || "not pinned") : null],
       ["First started", each.started_ms === null ? null : ago(each.started_ms)],
       ["Last report", each.recorded_ms === null ? null : ago(each.recorded_ms)],
       ["Owner", each.principal || null],

@@ -11,12 +11,12 @@ export function render({ store }) {
   return [
     heading("Failovers"),
     h("p", { class: "lead" }, "When a leader dies, an in-sync replica becomes the leader. When the old leader returns, records that only it had are rolled back. Only read_uncommitted can have shown them."),
-    section("Rolled back", shownPart(store, "cluster", (cluster) => cluster.rolled_back.length
+    shownPart(store, "cluster", (cluster) => [section("Rolled back", cluster.rolled_back.length
       ? rolledBack(cluster.rolled_back)
-      : empty("No running broker has rolled back records since its start."))),
+      : empty("No running broker has rolled back records since its start.")),
     section("Failovers", shownPart(store, "failovers", (all) => all.length
       ? [h("p", { class: "quiet" }, "One entry for each previous leader and time, with all of its partitions. The log has the time and the first offset of a leader epoch with records. Leaders are shown if this console has observed them. The log file of a broker shows why it stopped."), all.map(failover)]
-      : empty("All partitions are in their first leader epoch."))),
+      : empty("All partitions are in their first leader epoch.")))]),
   ];
 }
 

@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { h } from "../dom.js";
-import { absolute, ago, bytes, count, counted, duration } from "../format.js";
+import { absolute, ago, bytes, count, counted, span } from "../format.js";
 import { badge, breakable, empty, facts, heading, link, section, sentence, shownPart, table, trouble } from "../widgets.js";
 
 const href = (name) => `/lakes/${encodeURIComponent(name)}`;
@@ -29,7 +29,7 @@ export const lakes = {
   parts: ["lakes"],
   render: ({ store }) => [
     heading("Lakes"),
-    shownPart(store, "lakes", (all) => (all.length ? list(all) : empty("There are no lakes that you have permissions for.", "Create one: isolog lake create shop --topics orders --location lake/."))),
+    shownPart(store, "lakes", (all) => (all.length ? list(all) : empty("There are no lakes that you have permissions for.", "Create one: isolog lake create shop --topics orders --location lake/"))),
   ],
 };
 
@@ -37,10 +37,10 @@ function list(all) {
   const columns = [["Lake", ""], ["State", ""], ["Lag", "number"], ["Freshness", "number"], ["Worker", ""], ["Topics", ""], ["Location", ""]];
   return table("Lakes", columns, all.map((each) => h("tr", { key: each.name },
     h("th", { scope: "row" }, link(href(each.name), each.name)), h("td", {}, state(each)),
-    h("td", { class: "number" }, lag(allOf(each))), h("td", { class: "number" }, duration(each.freshness_ms / 1000)),
+    h("td", { class: "number" }, lag(allOf(each))), h("td", { class: "number" }, span(each.freshness_ms)),
     h("td", {}, worker(each)),
-    h("td", {}, each.topics.map((one) => one.topic).join(", "), each.omitted > 0 && ` and ${counted(each.omitted, "hidden topic")}`),
-    h("td", {}, h("code", {}, each.location)))));
+    h("td", { class: "list" }, each.topics.map((one) => one.topic).join(", "), each.omitted > 0 && ` and ${counted(each.omitted, "hidden topic")}`),
+    h("td", { class: "list" }, h("code", {}, each.location)))));
 }
 
 export const lake = {
@@ -74,7 +74,7 @@ function shown(each, store) {
     facts([
       ["State", state(each)],
       ["Lag", lag(allOf(each))],
-      ["Freshness", duration(each.freshness_ms / 1000)],
+      ["Freshness", span(each.freshness_ms)],
       ["Worker", worker(each)],
       ["Created", ago(each.created_ms)],
       ["Location", breakable(each.location)],

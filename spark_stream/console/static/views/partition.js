@@ -47,15 +47,17 @@ function shown(found, each, store) {
     facts([
       ...roles(each),
       ["Records", count(live.log_end - live.log_start)],
-      ["Not replicated", live.high_watermark === null ? null : count(live.log_end - live.high_watermark)],
-      ["Held back", live.last_stable === null ? null : count(live.high_watermark - live.last_stable)],
+      ["Not replicated", live.high_watermark === null ? null : counted(live.log_end - live.high_watermark, "record")],
+      ["Held back", live.last_stable === null ? null : counted(live.high_watermark - live.last_stable, "record")],
       ["Written", rate(live.records_per_s)],
       ["Size", bytes(live.size)],
     ]),
     section("Replicas", h("ul", { class: "stripes" }, each.replicas.map((broker) => replica(broker, each, live, scale, refusal(store, broker, found.name, each.partition), isDead(store, broker))))),
     section("Open transactions", transactions(found, each, live, scale, store)),
-    section("Leaders", h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
-      led(epoch.leader), ` since offset ${count(epoch.offset)} (leader epoch ${epoch.epoch}), `, ago(epoch.began_ms))))),
+    section("Leader epochs with records", live.epochs.length
+      ? h("ul", { class: "plain" }, [...live.epochs].reverse().map((epoch) => h("li", { key: epoch.epoch },
+        led(epoch.leader), ` since offset ${count(epoch.offset)} (leader epoch ${epoch.epoch}), `, ago(epoch.began_ms))))
+      : empty("No leader has appended records yet.")),
   ];
 }
 

@@ -110,7 +110,7 @@ function form({ query, go, params, store }, page) {
       h("input", { type: "radio", name: "isolation", value: each, checked: each === level, onchange: choose }), h("span", {}, each)))),
     h("p", { class: "quiet wide" }, EXPLANATIONS[level] ?? ""),
     select("Partition", "partition", "", [["", "all"], ...numbers]),
-    h("label", { class: "grow" }, "Filter (Spark SQL)", h("input", { name: "filter", id: "filter", "aria-invalid": store.records?.error?.code === "INVALID_FILTER" ? "true" : null, value: query.get("filter") ?? "", placeholder: "dep_delay > 60", autocomplete: "off", spellcheck: "false" })),
+    h("label", { class: "grow" }, "Filter (Spark SQL)", h("input", { name: "filter", id: "filter", "aria-invalid": store.records?.error?.code === "INVALID_FILTER" ? "true" : null, value: query.get("filter") ?? "", placeholder: page?.columns.length ? `${page.columns[0].name} IS NOT NULL` : "", autocomplete: "off", spellcheck: "false" })),
     h("label", {}, "From (UTC)", h("input", { name: "since", type: "datetime-local", step: "1", value: query.get("since") ?? "" })),
     h("label", {}, "Before (UTC)", h("input", { name: "until", type: "datetime-local", step: "1", value: query.get("until") ?? "" })),
     h("label", { class: "narrow" }, "From offset", h("input", { name: "offset", inputmode: "numeric", pattern: "[0-9]{1,18}", title: "A number", value: query.get("offset") ?? "" })),
@@ -133,7 +133,7 @@ function shown(found, context) {
     !found.loading && query.getAll("open").filter((place) => !page.rows.some((row) => placeOf(row) === place)).map((place) => alone(place, context)),
     page.rows.length ? table(`Records of ${page.topic}`, columns, page.rows.flatMap((row) => [record(row, typed, all, columns, context), opened(row, columns.length, context)].filter(Boolean))) : nothing(found, query),
     page.rows.length > 0 && pager(context, page, null),
-    section("Read these records in code", h("p", { class: "quiet" }, "Both read exactly the records of this page."), h("div", { class: "two" }, snippet("Spark", page.spark), snippet("Python", page.python))),
+    page.rows.length > 0 && section("Read these records in code", h("p", { class: "quiet" }, "Both read exactly the records of this page."), h("div", { class: "two" }, snippet("Spark", page.spark), snippet("Python", page.python))),
   ];
 }
 
@@ -199,9 +199,17 @@ function nothing({ loading, page }, query) {
   const ranges = Object.values(page.ranges);
   const looked = ranges.reduce((sum, each) => sum + each.end - each.start, 0);
   if (ranges.every((each) => each.least >= each.greatest)) {
-    return empty("This isolation level shows no records here.", query.get("since") || query.get("until") || query.get("offset") ? "Extend the range." : "Choose read_uncommitted to see all records, or wait for records.");
+    const isBounded = ["since", "until", "offset"].some((name) => query.get(name));
+    const seesAll = (query.get("isolation") ?? LEVELS[0]) === LEVELS[0];
+    return empty("This isolation level shows no records here.", isBounded ? "Extend the range." : seesAll ? "The records appear after they are written." : "Choose read_uncommitted to see all records, or wait for records.");
   }
-  return empty(`No match in ${counted(looked, "record")}.`, "Search older records, or change the filter.");
+  const isWide = ranges.every((each) => each.start <= each.least && each.end >= each.greatest);
+  return empty(`No match in ${counted(looked, "record")}.`, isWide ? "Change the filter." : "Search the other records, or change the filter.");
+}
+
+/** The offsets of a range, the last one included. */
+function offsetsOf({ start, end }) {
+  return start < end ? `offsets ${count(start)} to ${count(end - 1)}` : "no offsets";
 }
 
 function pager({ go, query, params }, page, found) {
@@ -214,7 +222,7 @@ function pager({ go, query, params }, page, found) {
   };
   const older = ranges.some(([, each]) => each.start > each.least);
   const newer = ranges.some(([, each]) => each.end < each.greatest);
-  const span = ranges.length === 1 ? `offsets ${count(ranges[0][1].start)} to ${count(ranges[0][1].end)}` : `${ranges.length} partitions`;
+  const span = ranges.length === 1 ? offsetsOf(ranges[0][1]) : `${ranges.length} partitions`;
   const isOldest = query.get("order") === "oldest";
   return h("div", { class: "row pager" },
     h("div", { class: "buttons" },

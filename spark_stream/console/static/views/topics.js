@@ -2,7 +2,7 @@
 
 import { actionButton } from "../actions.js";
 import { h } from "../dom.js";
-import { bytes, count, counted, duration, rate } from "../format.js";
+import { bytes, count, counted, rate, span } from "../format.js";
 import { smallLine } from "../line.js";
 import { badge, empty, facts, heading, link, listed, notice, problemsOf, section, sentence, short, shownPart, table } from "../widgets.js";
 
@@ -21,7 +21,7 @@ export const topics = {
 const about = (store, name) => problemsOf(store, (each) => each.places.some((place) => place.slice(0, place.lastIndexOf("/")) === name));
 
 function found(store, all, wanted) {
-  if (!all.length) return empty("There are no topics that you have permissions for.", "Create one: isolog topic create flights --partitions 4.");
+  if (!all.length) return empty("There are no topics that you have permissions for.", "Create one: isolog topic create flights --partitions 4");
   const some = all.filter((each) => each.name.toLowerCase().includes(wanted));
   if (!some.length) return empty(`No topic name contains “${wanted}”.`, "Clear the search to see all topics.");
   const columns = [["Topic", ""], ["Partitions led", "number"], ["Records", "number"], ["Size", "number"], ["Written", "number"], ["Open transactions", "number"], ["", ""]];
@@ -40,7 +40,7 @@ export const topic = {
   parts: [],
   topic: (params) => params.topic,
   render: ({ store, params }) => [
-    heading(params.topic, h("div", { class: "row start" }, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), changes(store.session, params.topic)), link("/topics", "Topics")),
+    heading(params.topic, store.parts.topic?.error?.code !== "UNKNOWN_TOPIC" && h("div", { class: "row start" }, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), changes(store.session, params.topic)), link("/topics", "Topics")),
     shownPart(store, "topic", (found) => [notice(about(store, params.topic)), shown(found)]),
   ],
 };
@@ -113,9 +113,5 @@ function setting(name, value) {
   if (value === "-1") return h("span", { title: value }, "no limit");
   if (!/^\d+$/.test(value)) return value;
   const words = name.endsWith(".bytes") ? bytes(Number(value)) : name.endsWith(".ms") ? span(Number(value)) : null;
-  return words === null ? value : h("span", { title: value }, words);
-}
-
-function span(ms) {
-  return ms < 1000 ? `${ms} ms` : duration(ms / 1000).replace(/ 0 (s|min|h)$/, "");
+  return words === null ? count(Number(value)) : h("span", { title: value }, words);
 }

@@ -2,7 +2,7 @@
 
 import { actionButton } from "../actions.js";
 import { h } from "../dom.js";
-import { ago, counted, duration } from "../format.js";
+import { ago, counted, duration, span } from "../format.js";
 import { badge, empty, heading, holdsClass, link, name, section, shownPart, table } from "../widgets.js";
 
 export const title = () => "Transactions";
@@ -62,7 +62,7 @@ function doneTable(done) {
   return table("The last transaction of each id", columns, done.map((each) => h("tr", { key: each.transactional_id },
     h("th", { scope: "row" }, name(each.transactional_id)), h("td", {}, badge(each.state)),
     h("td", {}, each.number < 0 ? "–" : ago(each.began_ms)),
-    h("td", { class: "number" }, duration(each.timeout_ms / 1000)), h("td", {}, owner(each)))));
+    h("td", { class: "number" }, span(each.timeout_ms)), h("td", {}, owner(each)))));
 }
 
 /** A button that aborts a transaction after a confirmation, null in a read-only console. */
