@@ -604,6 +604,29 @@ def test_an_unmounted_location_stops_the_worker_and_stays_empty(log, tmp_path, i
     assert log.describe_lake("l").stopped == ""
 
 
+def test_aborted_records_are_no_lag_after_a_round(log, tmp_path):
+    """The lag counts offsets, and the table's offset passes them without a row."""
+    log.create_topic("t", schema=NUMBERS)
+    append(log, "t", 0, 10)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    with log.producer(transactional_id="x") as producer:
+        producer.begin_transaction()
+        producer.append("t", numbers(10, 10), partition=0).result(60)
+        producer.abort_transaction()
+    lags = []
+    for _ in range(2):
+        lake = log.describe_lake("l")
+        (found,) = topics_of(log, lake)
+        lags.append((found.lag, state_of(lake, [found], lake.recorded_ms)))
+        worker.run_once()
+    assert lags[0][0] >= 10
+    assert lags[1] == (0, LakeState.UP_TO_DATE)
+    assert worker.counts.freshness.records == 0
+    assert check(log, tmp_path, "t").num_rows == 10
+
+
 def test_files_that_were_cleaned_up_before_their_version_are_not_relied_upon(log, tmp_path):
     log.create_topic("t", schema=NUMBERS)
     append(log, "t", 0, 100)
