@@ -10,6 +10,7 @@ table once (``rounds.py``).
 * ``rounds.py``: the round, as a script that may stop after each step.
 * ``versions.py``: the versions of one table, and their floor.
 * ``expiry.py``: the removal of old versions, and of files that were replaced.
+* ``cleaning.py``: the removal of files that no version has.
 * ``retention.py``: the removal of rows by the topic's retention, file by file.
 * ``reading.py``: rows of a table by their offsets, for readers below a log start.
 """

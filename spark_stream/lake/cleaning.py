@@ -11,10 +11,12 @@ import re
 from typing import Final
 from urllib.parse import unquote
 
-from spark_stream.lake.delta.table import Table
 from spark_stream.lake.expiry import DAY_MS, earlier
-from spark_stream.lake.storage.snapshots import read_floor, read_table, read_version
-from spark_stream.lake.storage.stores import TEMPORARY, LakeStore, StoredFile
+from spark_stream.lake.steps import ListFiles, ReadFloor, ReadVersion, Script, StoredFile
+from spark_stream.lake.versions import at_floor
+
+TEMPORARY: Final = ".isolog-"
+"""The begin of the names of incomplete files."""
 
 _NAME: Final = re.compile(
     r"(merged-|[0-9]{5}-)?[0-9]{20}(-[0-9]{20})?-[0-9a-f]{16}\.parquet"
@@ -24,7 +26,7 @@ _NAME: Final = re.compile(
 that are being written."""
 
 
-def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> list[StoredFile]:
+def find_orphans(name: str, now_ms: int, age_ms: int = DAY_MS) -> Script[list[StoredFile]]:
     """Return the old files of isolog in a table's folder that no version has.
 
     The files are listed first, so that a commit during the call keeps its own. The age is counted
@@ -35,9 +37,9 @@ def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> l
         LakeUnavailable: The location did not answer.
         LakeStopped: Another program removed the first versions, so their files are unknown.
     """
-    found = list(store.list(f"{name}/"))
+    found = yield from ListFiles(name)
     now_ms = earlier(now_ms, found)
-    mentioned = _mentioned(store, name)
+    mentioned = yield from _mentioned(name)
     return [
         each
         for each in found
@@ -47,16 +49,16 @@ def orphans(store: LakeStore, name: str, now_ms: int, age_ms: int = DAY_MS) -> l
     ]
 
 
-def _mentioned(store: LakeStore, name: str) -> set[str]:
+def _mentioned(name: str) -> Script[set[str]]:
     """Return the files of all versions that have not expired."""
     while True:
-        floor = read_floor(store, name)
-        table = read_table(store, name, floor) if floor else Table(name)
+        table = yield from at_floor(name)
         paths = table.files.keys() | table.removed.keys()
         version = table.version + 1
-        while (actions := read_version(store, name, version)) is not None:
+        while (actions := (yield from ReadVersion(name, version))) is not None:
             files = [file for each in actions for file in (each.add, each.remove)]
             paths |= {each.path for each in files if each is not None}
             version += 1
-        if read_floor(store, name) == floor:  # else versions expired before they were read
+        if (yield from ReadFloor(name)) <= table.version + 1:
+            # else versions expired before they were read
             return {f"{name}/{unquote(each)}" for each in paths}

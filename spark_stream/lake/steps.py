@@ -85,6 +85,20 @@ class LogFile(Positional):
     modified_ms: int
 
 
+class StoredFile(Positional):
+    """A file of a location. ``modified_ms``: milliseconds since 1970, by the store's clock."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+class ListFiles(Step[list[StoredFile]]):
+    """The files in the folder of a table, in any order. Paths begin with the name of the table."""
+
+    table: str
+
+
 class ListLog(Step[list[LogFile]]):
     """The files in the log of a table, in any order."""
 

@@ -36,7 +36,6 @@ def catch_up(table: Table) -> Script[None]:
     """
     if table.version < 0 and (found := (yield from ReadCheckpoint(table.at))) is not None:
         table.become(found)
-    missing = 0
     while True:
         while (actions := (yield from ReadVersion(table.at, table.version + 1))) is not None:
             table.apply(table.version + 1, actions)
@@ -44,17 +43,29 @@ def catch_up(table: Table) -> Script[None]:
         if table.checked + 1 >= floor:
             table.checked = table.version
             return
-        found = yield from ReadCheckpoint(table.at, floor)
+        table.become((yield from at_floor(table.at)))
+
+
+def at_floor(name: str) -> Script[Table]:
+    """Return a table at its floor, or without a version if none has expired.
+
+    Raises:
+        LakeStopped: The checkpoint at the floor was removed.
+    """
+    missing = 0
+    while floor := (yield from ReadFloor(name)):
+        found = yield from ReadCheckpoint(name, floor)
         if found is not None:
-            table.become(found)
-        elif missing == floor:
+            return found
+        if missing == floor:
             raise LakeStopped(
-                f"the checkpoint {floor} of the table {table.at} was removed",
+                f"the checkpoint {floor} of the table {name} was removed",
                 hint="The versions below it have expired. Restore the file from a backup.",
-                table=table.at,
+                table=name,
                 version=floor,
             )
         missing = floor
+    return Table(name)
 
 
 PUTS_MAX: Final = 5

@@ -39,7 +39,8 @@ from spark_stream.lake.expiry import (
     duration_ms,
     earlier,
 )
-from spark_stream.lake.storage.stores import LakeStore, StoredFile, first_line
+from spark_stream.lake.steps import StoredFile
+from spark_stream.lake.storage.stores import LakeStore, first_line
 
 FOLDER: Final = "_iceberg"
 VERSION: Final = "isolog.version"

@@ -16,10 +16,9 @@ from spark_stream.errors import IsologError, LakeIncomplete, LakeStopped, Unknow
 from spark_stream.lake.cuts import CUTS
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.reading import Coverage, coverage, read_cuts
-from spark_stream.lake.steps import Cut
-from spark_stream.lake.storage.cleaning import orphans
-from spark_stream.lake.storage.snapshots import read_floor, read_table
-from spark_stream.lake.storage.stores import StoredFile, open_store
+from spark_stream.lake.steps import Cut, StoredFile
+from spark_stream.lake.storage.snapshots import orphans, read_floor, read_table
+from spark_stream.lake.storage.stores import open_store
 from spark_stream.lake_worker.iceberg import IcebergTables
 from spark_stream.wire.topic_messages import TopicDescription
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from spark_stream.errors import LakeStopped, LakeUnavailable
-from spark_stream.lake import expiry, merging, retention, rounds, steps, versions
+from spark_stream.lake import cleaning, expiry, merging, retention, rounds, steps, versions
 from spark_stream.lake.cuts import CUT, CUT_TIME, CUTS
 from spark_stream.lake.delta.actions import Action, AddFile, CommitInfo, RemoveFile, Txn
 from spark_stream.lake.delta.schema import OFFSET, PARTITION, TIMESTAMP
@@ -25,6 +25,8 @@ CLUSTER = "c1"
 TOPICS = ("orders", "audit")
 VERSIONS_KEPT_MS = 25
 FILES_KEPT_MS = 30
+ORPHANS_KEPT_MS = 40
+_CLEANING_EVERY = 40
 PROPERTIES = {
     expiry.LOG_RETENTION: f"interval {VERSIONS_KEPT_MS} milliseconds",
     expiry.FILE_RETENTION: f"interval {FILES_KEPT_MS} milliseconds",
@@ -166,6 +168,13 @@ class LakeWorld:
         """The times of these versions."""
         self.floors: dict[str, int] = {}
         self.deleted: set[str] = set()
+        self.written: dict[str, dict[str, int]] = {}
+        """By table, the files of rows and cuts that were not deleted, with their times."""
+        self.started: dict[int, int] = {}
+        """The time at which each worker began its present script."""
+        self.cleaning: Iterator[type] | None = None
+        self.events = 0
+        self.orphans = 0
         self.tiered: dict[tuple[str, int], int] = {}
         self.paused: dict[int, int] = {}
         self.filled: set[tuple[str, int]] = set()
@@ -208,6 +217,7 @@ class LakeWorld:
         running = self.running[worker]
         if running is None:
             running = self.running[worker] = self._run(self.lakes[worker])
+            self.started[worker] = self.clock
         before_put = False
         try:
             before_put = next(running) is steps.Now
@@ -222,6 +232,38 @@ class LakeWorld:
         """Run some steps of a worker."""
         for _ in range(steps):
             self.step(worker)
+
+    def step_cleaning(self) -> None:
+        """Run one step of a removal of orphans. From time to time, begin one."""
+        self.events += 1
+        if self.cleaning is None and self.events % _CLEANING_EVERY == 0:
+            name = [*TOPICS, CUTS][self.events // _CLEANING_EVERY % 3]
+            self.cleaning = self._clean(name)
+        if self.cleaning is not None and next(self.cleaning, None) is None:
+            self.cleaning = None
+
+    def _clean(self, name: str) -> Iterator[type]:
+        """Remove orphans, unless a worker or a put is delayed for longer than their age."""
+        now_ms = self.clock
+        found = yield from self._drive(cleaning.find_orphans(name, now_ms, ORPHANS_KEPT_MS))
+        oldest_ms = now_ms - ORPHANS_KEPT_MS
+        begun = [at for worker, at in self.started.items() if self.running[worker] is not None]
+        if any(at <= oldest_ms for at in begun):
+            return
+        paths = {each.path.removeprefix(f"{name}/") for each in found}
+        times = self.written.get(name, {})
+        self.late = [
+            each
+            for each in self.late
+            if each[0] != name
+            or all(a.add is None or times.get(a.add.path, 0) > oldest_ms for a in each[2])
+        ]
+        table = self.table(name)
+        assert not paths & (table.files.keys() | table.removed.keys()), f"{name}: no orphans"
+        for path in paths:
+            del times[path]
+        self.deleted |= paths
+        self.orphans += len(paths)
 
     def _run(self, lake: Lake) -> Iterator[type]:
         """Run a round, a merge or an expiry, and pause after each effect."""
@@ -320,6 +362,9 @@ class LakeWorld:
                 assert age > VERSIONS_KEPT_MS, f"{table}: versions below {floor} expired early"
                 self.floors[table] = max(floor, self.floors.get(table, 0))
                 return None
+            case steps.ListFiles(table):
+                written = self.written.get(table, {}).items()
+                return [steps.StoredFile(f"{table}/{path}", 1, at) for path, at in written]
             case steps.ListLog(table):
                 return self._log_files(table)
             case steps.DeleteFiles(table, paths):
@@ -338,21 +383,21 @@ class LakeWorld:
                     if each is not None
                 ]
             case steps.WriteCut(cut):
-                path = self._name("cut")
+                path = self._path(CUTS)
                 self.cuts[path] = [cut]
                 return self._cut_file(path)
             case steps.FindRanges(_, files):
                 return {each.path: self._ranges(each.path) for each in files}
             case steps.MergeFiles(table, files, _) if table == CUTS:
-                path = self._name("cut")
+                path = self._path(CUTS)
                 self.cuts[path] = [cut for each in files for cut in self.cuts[each.path]]
                 return self._cut_file(path, data_change=False)
-            case steps.MergeFiles(_, files, _):
+            case steps.MergeFiles(table, files, _):
                 first = merging.range_of(files[0])
                 assert first is not None
                 rows = [row for each in files for row in self.rows[each.path]]
                 rows = [row for row in rows if row[0] == first.partition]
-                return self._add(rows, sum(each.size for each in files), data_change=False)
+                return self._add(table, rows, sum(each.size for each in files), data_change=False)
             case steps.WriteCheckpoint(table):
                 actions = [Action(protocol=table.protocol), Action(metadata=table.metadata)]
                 actions += [Action(txn=each) for each in table.txns.values()]
@@ -389,6 +434,13 @@ class LakeWorld:
         self.names += 1
         return f"{kind}-{self.names}"
 
+    def _path(self, table: str) -> str:
+        """Return the path of a new file, in the form of isolog's."""
+        self.names += 1
+        path = f"{self.names:020d}-{self.names:016x}.parquet"
+        self.written.setdefault(table, {})[path] = self.clock
+        return path
+
     def _file(
         self, topic: steps.TopicState, partition: int, first: int, end: int
     ) -> AddFile | None:
@@ -399,12 +451,12 @@ class LakeWorld:
         ]
         if not rows:
             return None
-        made = self._add(rows, 100)
+        made = self._add(topic.name, rows, 100)
         self.columns[made.path] = len(topic.schema)
         return made
 
-    def _add(self, rows: list[Row], size: int, *, data_change: bool = True) -> AddFile:
-        path = self._name("file")
+    def _add(self, table: str, rows: list[Row], size: int, *, data_change: bool = True) -> AddFile:
+        path = self._path(table)
         self.rows[path] = rows
         stats = {
             "numRecords": len(rows),
@@ -464,6 +516,7 @@ class LakeWorld:
             age = self.clock - (table.removed[path].deletion_timestamp or 0)
             assert path in self.deleted or age > FILES_KEPT_MS, f"{name}: a file expired early"
             self.deleted.add(path)
+            self.written[name].pop(path, None)
 
     def _faulty_put(self, table: str, version: int, actions: list[Action]) -> bool:
         chance = self.random.random()
@@ -514,7 +567,7 @@ class LakeWorld:
         actions = [Action(commit_info=CommitInfo(operation="OPTIMIZE"))]
         removed = [table.files[path].removed(self.clock, data_change=False) for path in files]
         actions += [Action(remove=each) for each in removed]
-        actions.append(Action(add=self._add(rows, 1, data_change=False)))
+        actions.append(Action(add=self._add(name, rows, 1, data_change=False)))
         if self.put(name, table.version + 1, actions):
             self.foreign_checkpoints.add((name, table.version + 1))
 

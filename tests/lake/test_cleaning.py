@@ -8,7 +8,8 @@ import pytest
 
 from spark_stream.errors import LakeStopped
 from spark_stream.lake.delta.actions import Action, AddFile, RemoveFile, encoded, version_path
-from spark_stream.lake.storage.cleaning import DAY_MS, orphans
+from spark_stream.lake.expiry import DAY_MS
+from spark_stream.lake.storage.snapshots import orphans
 from spark_stream.lake.storage.stores import open_store
 
 NOW_MS = 10 * DAY_MS

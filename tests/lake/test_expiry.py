@@ -25,8 +25,7 @@ from spark_stream.lake.expiry import (
     retention_properties,
 )
 from spark_stream.lake.steps import CHECKPOINT, VERSION, LogFile
-from spark_stream.lake.storage.cleaning import orphans
-from spark_stream.lake.storage.snapshots import read_floor, read_table
+from spark_stream.lake.storage.snapshots import orphans, read_floor, read_table
 from spark_stream.lake.storage.stores import open_store
 from spark_stream.lake_worker.driver import Driver
 from tests.lake.tables import new_table

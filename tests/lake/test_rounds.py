@@ -24,6 +24,7 @@ def simulate(seed: int, *, events: int = 2400, workers: int = 2) -> LakeWorld:
         kind = draw.random()
         world.clock += kind < 0.3
         world.log.clock = world.clock
+        world.step_cleaning()
         if kind < 0.75:
             world.step(draw.randrange(workers))
         elif kind < 0.82:
@@ -65,6 +66,7 @@ def test_schedules_reach_cuts_conflicts_and_outdated_rounds() -> None:
     assert sum(len(world.cuts) for world in worlds) > 100
     assert sum(world.outdated for world in worlds) > 10
     assert sum(world.merged for world in worlds) > 10
+    assert sum(world.orphans for world in worlds) > 100
 
 
 def test_a_restored_table_stops_the_worker() -> None:

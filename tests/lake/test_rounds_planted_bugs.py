@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from spark_stream.errors import LakeStopped
-from spark_stream.lake import expiry, merging, retention, rounds, versions
+from spark_stream.lake import cleaning, expiry, merging, retention, rounds, versions
 from tests.lake.test_rounds import simulate
 
 SEEDS = 100
@@ -216,6 +216,24 @@ BUGS = [
         "at < min(oldest_ms, last)]",
         "at <= last]",
         id="recent_cuts_expire",
+    ),
+    pytest.param(
+        cleaning,
+        "        if now_ms - each.modified_ms > age_ms\n",
+        "        if True\n",
+        id="orphans_of_any_age_are_removed",
+    ),
+    pytest.param(
+        cleaning,
+        "        paths = table.files.keys() | table.removed.keys()\n",
+        "        paths = set(table.removed)\n",
+        id="files_of_the_checkpoint_at_the_floor_count_as_orphans",
+    ),
+    pytest.param(
+        cleaning,
+        "for file in (each.add, each.remove)]",
+        "for file in (each.remove,)]",
+        id="files_of_the_latest_versions_count_as_orphans",
     ),
 ]
 

@@ -4,5 +4,4 @@
 * ``statistics.py``: the statistics of a file in a Delta log.
 * ``files.py``: rows as Parquet files of a table.
 * ``checkpoints.py``: the state of a table as a file. ``snapshots.py``: the state of a table.
-* ``cleaning.py``: files that no version has.
 """

@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from spark_stream.errors import InvalidOption, LakeUnavailable
 from spark_stream.extras import install_hint
-from spark_stream.lake.storage.stores import StoredFile, first_line
+from spark_stream.lake.steps import StoredFile
+from spark_stream.lake.storage.stores import first_line
 
 _S3_KEYS: Final = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _AZURE_KEYS: Final = "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY"

@@ -13,8 +13,10 @@ from urllib.parse import unquote
 
 from spark_stream.errors import LakeStopped
 from spark_stream.lake import steps
+from spark_stream.lake.cleaning import find_orphans
 from spark_stream.lake.delta.actions import LOG, Action, decoded, version_path
 from spark_stream.lake.delta.table import Table
+from spark_stream.lake.steps import StoredFile
 from spark_stream.lake.storage.checkpoints import last_checkpoint, read_checkpoint
 from spark_stream.lake.storage.stores import LakeStore
 from spark_stream.lake.versions import catch_up
@@ -53,6 +55,14 @@ def refresh(store: LakeStore, table: Table, version: int | None = None) -> None:
     run_script(catch_up(table), lambda step: read_step(store, step, version))
 
 
+def orphans(store: LakeStore, name: str, now_ms: int) -> list[StoredFile]:
+    """Return the old files of isolog in a table's folder that no version has.
+
+    Raises: as :func:`read_table`.
+    """
+    return run_script(find_orphans(name, now_ms), lambda step: read_step(store, step))
+
+
 def read_step(store: LakeStore, step: Step[Any], limit: int | None = None) -> Any:
     """Carry out a step that reads a table's log. ``limit``: the last version to read.
 
@@ -69,6 +79,8 @@ def read_step(store: LakeStore, step: Step[Any], limit: int | None = None) -> An
             return _checkpoint(store, table, version, limit)
         case steps.ReadFloor(table):
             return read_floor(store, table)
+        case steps.ListFiles(table):
+            return list(store.list(f"{table}/"))
         case steps.ListLog(table):
             return list(_list_log(store, table))
     raise AssertionError(step)

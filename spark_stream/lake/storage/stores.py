@@ -12,26 +12,16 @@ import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
 from spark_stream.directories import has_keys
 from spark_stream.errors import InvalidOption, LakeUnavailable, Unsupported
+from spark_stream.lake.cleaning import TEMPORARY
+from spark_stream.lake.steps import StoredFile
 from spark_stream.operating_system import sync
-from spark_stream.structs import Positional
-
-TEMPORARY: Final = ".isolog-"
-"""The begin of the names of incomplete files."""
-
-
-class StoredFile(Positional):
-    """A file of a location. ``modified_ms``: milliseconds since 1970, by the store's clock."""
-
-    path: str
-    size: int
-    modified_ms: int
 
 
 class LakeStore(Protocol):
