@@ -157,7 +157,7 @@ def read_checkpoint(store: LakeStore, name: str, version: int) -> Table | None:
         table = Table(name)
         actions = [_action(row) for row in found.to_pylist(maps_as_pydicts="strict")]
         table.restore(version, actions)
-    except (ValueError, pa.ArrowException) as error:
+    except (ValueError, OSError, pa.ArrowException) as error:
         raise _damaged(name, error) from None
     return table
 

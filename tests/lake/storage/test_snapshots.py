@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from decimal import Decimal
 
@@ -25,7 +26,7 @@ from spark_stream.lake.delta.actions import (
 )
 from spark_stream.lake.delta.schema import table_schema
 from spark_stream.lake.delta.table import first_actions
-from spark_stream.lake.storage.checkpoints import write_checkpoint
+from spark_stream.lake.storage.checkpoints import read_checkpoint, write_checkpoint
 from spark_stream.lake.storage.files import write_rows
 from spark_stream.lake.storage.snapshots import _LISTED_MIN, read_table, sync_table
 from spark_stream.lake.storage.stores import open_store
@@ -181,6 +182,26 @@ def test_a_damaged_checkpoint_stops_with_its_remedy(tmp_path):
         read_table(store, "t")
     (tmp_path / "t" / LAST_CHECKPOINT).unlink()
     assert read_table(store, "t").version == 11
+
+
+def test_a_flipped_byte_of_a_checkpoint_is_an_error_and_no_other_state(tmp_path):
+    """Its pages have checksums, as those of data files."""
+    store = open_store(str(tmp_path))
+    state = read_table(store, build(store, COLUMNS).at)
+    path, draw = tmp_path / "t" / checkpoint_path(10), random.Random(1)
+    whole, expected = path.read_bytes(), read_checkpoint(store, "t", 10)
+    assert expected.files.keys() < state.files.keys()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    errors = 0
+    for at in draw.sample(range(4, footer), 100):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            assert read_checkpoint(store, "t", 10) == expected
+        except LakeStopped:
+            errors += 1
+    assert errors > 50
 
 
 def test_statistics_have_certain_bounds_only(tmp_path):
