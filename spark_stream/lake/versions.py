@@ -117,8 +117,9 @@ def confirm(table: Table) -> Script[None]:
             raise LakeStopped(
                 f"the table {table.at} has files that were removed or truncated, the first"
                 f" one {lost[0]}",
-                hint="Restore them. If they were removed by `isolog lake clean` during the"
-                " suspension of a worker, the log still has their records. Then drop the lake, and"
-                " create one at another location. It lacks what local retention has removed.",
+                hint="Restore them. If `isolog lake clean` removed them during the suspension of a"
+                " worker, or a crash truncated them, the log still has their records. Then drop the"
+                " lake, and create one at another location. It lacks what local retention has"
+                " removed.",
                 table=table.at,
             )
