@@ -1,7 +1,7 @@
 """A control plane of any size: a real controller, and brokers that exist only on record.
 
-The recorded brokers have a lease, hold and lead all partitions, and answer at once. So 100,000
-partitions need no logs, and all code that runs is the controller's.
+The recorded brokers have a lease, hold and lead all partitions, and answer immediately. So
+100,000 partitions need no logs, and all code that runs is the controller's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The partitions that wait for the controller: those without a live leader, and those that move.
+"""The pending work of the controller: partitions without a live leader, and partitions that move.
 
-A look examines only the records that changed since the last one, the partitions of brokers that
-died or returned, and the partitions that waited before. So its cost depends on the change, and not
+A look examines only the records with a change since the last one, the partitions of brokers that
+stopped or started, and those that were pending before. So its cost depends on the change, and not
 on the number of partitions in the cluster.
 """
 
@@ -18,7 +18,7 @@ from spark_stream.scripts.partition_records import is_moving, needs_leader
 
 
 class PendingPartitions:
-    """The waiting partitions in a view, for any thread, between :meth:`begin` and :meth:`end`."""
+    """The pending partitions in a view, for any thread, between :meth:`begin` and :meth:`end`."""
 
     def __init__(self, view: ClusterView) -> None:
         """Create it inactive: a broker that is not the controller keeps no list."""

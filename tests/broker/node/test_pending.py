@@ -1,4 +1,4 @@
-"""The list of waiting partitions equals a search through all, after any changes."""
+"""The list of pending partitions equals a search through all, after any changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cluster:
         self.alive: dict[BrokerId, Generation] = {}
 
     def change(self) -> None:
-        """A record is written or deleted, a broker dies or starts, or the view is refreshed."""
+        """A record is written or deleted, a broker stops or starts, or the view is refreshed."""
         match self._random.choice(("write", "write", "delete", "broker", "refresh", "refresh")):
             case "write":
                 partition = self._random.choice(PARTITIONS)
