@@ -20,12 +20,13 @@ PARTS = (
     "waiting",
     "transactions",
     "history",
-    "partitions",
+    "growth",
     "replication",
     "cluster",
     "quotas",
     "access",
     "counting",
+    "scale",
     "lake",
     "spark",
     "memory",
@@ -112,10 +113,10 @@ def _measure(
                     from bench import history_bench
 
                     history_bench.run(results, given.transactions)
-                if "partitions" in parts:
-                    from bench import partitions_bench
+                if "growth" in parts:
+                    from bench import growth_bench
 
-                    partitions_bench.run(place / "many", results, given.idle)
+                    growth_bench.run(place / "growth", results, given.idle)
                 if "replication" in parts:
                     from bench import replication_bench  # needs the packages of the tests
 
@@ -136,6 +137,10 @@ def _measure(
                     from bench import counting_bench  # earlier commits count nothing
 
                     counting_bench.run(results)
+                if "scale" in parts:
+                    from bench import scale_bench  # needs the packages of the tests
+
+                    scale_bench.run(place / "scale", results)
                 if "lake" in parts:
                     from bench import lake_bench  # earlier commits have no lakes
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import psutil
@@ -138,6 +139,18 @@ def _broker(
         place.log.create_topic(TOPIC, schema=schema)
         with closing(place):
             yield place
+
+
+@contextmanager
+def broker_with_rules(schema: pa.Schema, rules: int) -> Iterator[_Place]:
+    """A broker with a password, without TLS to clients, and so many rules."""
+    with TemporaryDirectory() as folder:
+        create(Path(folder), ["1"], host=["localhost", "127.0.0.1"], days=1)
+        ca, cert, key = (str(Path(folder) / name) for name in ("ca.pem", "1.pem", "1-key.pem"))
+        peers = {"cert": cert, "key": key, "ca": ca}
+        conf = {"authentication": True, "super_users": ["root"], "peer_tls": peers}
+        with _broker(schema, conf, {"user": USER, "password": PASSWORD}, rules) as found:
+            yield found
 
 
 def _decisions(results: Results, times: int = 100_000) -> None:

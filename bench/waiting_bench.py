@@ -43,12 +43,13 @@ def run(log: isolog.Log, results: Results) -> None:
     same: list[float] = []
     idle: list[tuple[float, int]] = []
     for _ in range(ROUNDS):
-        alone.append(_append_ms(log, one))
-        with _Pollers(log.status().address, "quiet"):
-            others.append(_append_ms(log, one))
-            idle.append(_idle(log.status().pid))
-        with _Pollers(log.status().address, "busy"):
-            same.append(_append_ms(log, one))
+        alone.append(append_ms(log, one, "busy"))
+        with Pollers(log.status().address, "quiet", WAITING):
+            others.append(append_ms(log, one, "busy"))
+            pid = log.status().pid
+            idle.append((idle_share(pid), psutil.Process(pid).num_threads()))
+        with Pollers(log.status().address, "busy", WAITING):
+            same.append(append_ms(log, one, "busy"))
     results.add("append, no fetch waits, p50", "ms", measured=statistics.median(alone))
     for name, took in (("other partitions", others), ("the same partition", same)):
         ratio = statistics.median(a / b for a, b in zip(took, alone, strict=True))
@@ -66,39 +67,41 @@ def run(log: isolog.Log, results: Results) -> None:
         log.delete_topic(topic)
 
 
-def _idle(pid: int) -> tuple[float, int]:
-    """Return the share of a core of a process at rest, in percent, and its threads."""
+def idle_share(pid: int, seconds: float = IDLE_S) -> float:
+    """Return the share of a core that a process uses at rest, in percent."""
     process = psutil.Process(pid)
     before = process.cpu_times()
-    time.sleep(IDLE_S)
+    time.sleep(seconds)
     after = process.cpu_times()
-    took = after.user + after.system - before.user - before.system
-    return 100 * took / IDLE_S, process.num_threads()
+    return 100 * (after.user + after.system - before.user - before.system) / seconds
 
 
-def _append_ms(log: isolog.Log, one: pa.RecordBatch) -> float:
+def append_ms(log: isolog.Log, one: pa.RecordBatch, topic: str) -> float:
+    """Return the p50 of the appends of a batch to partition 0, each after the one before."""
     took = []
     with log.producer() as producer:
-        producer.append("busy", one, partition=0).result()
+        producer.append(topic, one, partition=0).result()
         for _ in range(APPENDS):
             started = now()
-            producer.append("busy", one, partition=0).result()
+            producer.append(topic, one, partition=0).result()
             took.append((now() - started) * 1e3)
     return statistics.median(took)
 
 
-class _Pollers:
-    """Processes in which many threads poll one partition for its next records."""
+class Pollers:
+    """Processes in which ``count`` threads poll one partition for its next records."""
 
-    def __init__(self, address: str, topic: str) -> None:
+    def __init__(self, address: str, topic: str, count: int) -> None:
+        shares = [len(range(first, count, PROCESSES)) for first in range(PROCESSES)]
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "bench.waiting_bench", address, topic],
+                [sys.executable, "-m", "bench.waiting_bench", address, topic, str(share)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            for _ in range(PROCESSES)
+            for share in shares
+            if share
         ]
 
     def __enter__(self) -> None:
@@ -130,9 +133,9 @@ def _poll(channel: ClientChannel, topic: str, started: threading.Semaphore) -> N
 if __name__ == "__main__":
     begun = threading.Semaphore(0)
     broker = ClientChannel(sys.argv[1], timeout_s=30)
-    for _ in range(WAITING // PROCESSES):
+    for _ in range(int(sys.argv[3])):
         threading.Thread(target=_poll, args=(broker, sys.argv[2], begun), daemon=True).start()
-    for _ in range(WAITING // PROCESSES):
+    for _ in range(int(sys.argv[3])):
         begun.acquire()
     print("polling", flush=True)
     sys.stdin.read()
