@@ -119,7 +119,9 @@ def local_directory(
 
 def overlap(location: str, other: str) -> str | None:
     """Return the relation of two folders or URLs: "is", "contains", "is inside", or None."""
-    mine, theirs = _parts(location), _parts(other)
+    (account, *mine), (their_account, *theirs) = _parts(location), _parts(other)
+    if account and their_account and account != their_account:
+        return None
     shared = min(len(mine), len(theirs))
     if mine[:shared] != theirs[:shared]:
         return None
@@ -137,10 +139,16 @@ def has_keys(location: str) -> bool:
 
 
 def _parts(location: str) -> tuple[str, ...]:
+    """Return the account, the kind of store, the bucket or container, and the folders.
+
+    The account is "" if the environment has it.
+    """
     url = urlsplit(location)
     if url.scheme in ("", "file"):
         path = unquote(url.path) if url.scheme else location
-        return "", "", *PurePosixPath(posixpath.normpath(path)).parts[1:]
+        return "", "", "", *PurePosixPath(posixpath.normpath(path)).parts[1:]
     path = posixpath.normpath(unquote(url.path))  # as obstore does
     parts = [each for each in PurePosixPath(path).parts if each.strip("/.")]
-    return _SAME_STORES.get(url.scheme, url.scheme), url.netloc, *parts
+    container, _, host = url.netloc.rpartition("@")
+    account, bucket = (host.partition(".")[0], container) if container else ("", host)
+    return account, _SAME_STORES.get(url.scheme, url.scheme), bucket, *parts

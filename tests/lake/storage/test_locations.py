@@ -96,14 +96,22 @@ def test_a_location_inside_a_delta_table_is_refused(tmp_path):
         ("s3://bucket/bc", None),
         ("s3://other/b", None),
         ("gs://bucket/b", None),
+        ("abfs://box@account.blob.core.windows.net/b/c", "is inside the location"),
+        ("abfss://box@other.dfs.core.windows.net/b", None),
+        ("abfss://box2@account.dfs.core.windows.net/b", None),
+        ("az://box/b", "is the location"),  # the environment has its account
+        ("az://box2/b", None),
     ],
 )
 def test_locations_of_two_lakes_do_not_overlap(location, relation):
-    lakes = {"local": "/a/b", "remote": "s3://bucket/b"}
+    azure = "abfss://box@account.dfs.core.windows.net/b"
+    lakes = {"local": "/a/b", "remote": "s3://bucket/b", "azure": azure}
     if relation is None:
         check_apart(location, lakes)
         return
-    with pytest.raises(InvalidOption, match=f"{relation} of the lake (local|remote)") as refused:
+    with pytest.raises(
+        InvalidOption, match=f"{relation} of the lake (local|remote|azure)"
+    ) as refused:
         check_apart(location, lakes)
     assert refused.value.details["option"] == "location"
 
