@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from spark_stream.errors import LakeStopped
-from spark_stream.lake.delta.actions import LAST_CHECKPOINT, Action, checkpoint_path
+from spark_stream.lake.delta.actions import LAST_CHECKPOINT, Action, checkpoint_path, version_path
 from spark_stream.lake.delta.table import Table
 from spark_stream.lake.storage.stores import LakeStore
 
@@ -135,7 +135,7 @@ def last_checkpoint(store: LakeStore, name: str) -> int | None:
     try:
         return None if text is None else msgspec.json.decode(text, type=_LastCheckpoint).version
     except ValueError as error:
-        raise _damaged(name, error) from None
+        raise _damaged(name, error, f"Delete the file {LAST_CHECKPOINT} of the table.") from None
 
 
 def read_checkpoint(store: LakeStore, name: str, version: int) -> Table | None:
@@ -158,16 +158,18 @@ def read_checkpoint(store: LakeStore, name: str, version: int) -> Table | None:
         actions = [_action(row) for row in found.to_pylist(maps_as_pydicts="strict")]
         table.restore(version, actions)
     except (ValueError, OSError, pa.ArrowException) as error:
-        raise _damaged(name, error) from None
+        raise _damaged(
+            name,
+            error,
+            f"Restore {checkpoint_path(version)} of the table from a backup. If the table has"
+            f" {version_path(0)}, delete {LAST_CHECKPOINT} instead: the versions have its state.",
+        ) from None
     return table
 
 
-def _damaged(name: str, error: Exception) -> LakeStopped:
-    return LakeStopped(
-        f"the checkpoint of the table {name} cannot be read: {error}",
-        hint=f"Delete the file {LAST_CHECKPOINT} of the table. The versions have its state.",
-        table=name,
-    )
+def _damaged(name: str, error: Exception, hint: str) -> LakeStopped:
+    fault = f"the checkpoint of the table {name} cannot be read: {error}"
+    return LakeStopped(fault, hint=hint, table=name)
 
 
 def _action(row: dict[str, Any]) -> Action:

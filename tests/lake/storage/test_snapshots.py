@@ -28,7 +28,7 @@ from spark_stream.lake.delta.schema import table_schema
 from spark_stream.lake.delta.table import first_actions
 from spark_stream.lake.storage.checkpoints import read_checkpoint, write_checkpoint
 from spark_stream.lake.storage.files import write_rows
-from spark_stream.lake.storage.snapshots import _LISTED_MIN, read_table, sync_table
+from spark_stream.lake.storage.snapshots import _LISTED_MIN, put_floor, read_table, sync_table
 from spark_stream.lake.storage.stores import open_store
 
 COLUMNS = {
@@ -174,13 +174,29 @@ def test_removed_first_versions_stop_a_reader_without_a_checkpoint(tmp_path):
 
 
 def test_a_damaged_checkpoint_stops_with_its_remedy(tmp_path):
-    """The versions have the state, so the remedy is the deletion of a file."""
+    """The versions have the state, so the remedy is the deletion of a file, unless they expired."""
     store = open_store(str(tmp_path))
     build(store, COLUMNS)
-    (tmp_path / "t" / checkpoint_path(10)).write_bytes(b"damaged")
-    with pytest.raises(LakeStopped, match="checkpoint of the table t"):
+    checkpoint, last = tmp_path / "t" / checkpoint_path(10), tmp_path / "t" / LAST_CHECKPOINT
+    whole = checkpoint.read_bytes()
+    checkpoint.write_bytes(b"damaged")
+    with pytest.raises(LakeStopped, match="checkpoint of the table t") as stopped:
         read_table(store, "t")
-    (tmp_path / "t" / LAST_CHECKPOINT).unlink()
+    assert f"If the table has {version_path(0)}, delete {LAST_CHECKPOINT}" in stopped.value.hint
+    last.unlink()
+    assert read_table(store, "t").version == 11
+    put_floor(store, "t", 10)
+    for version in range(10):
+        (tmp_path / "t" / version_path(version)).unlink()
+    with pytest.raises(LakeStopped, match="checkpoint of the table t") as stopped:
+        read_table(store, "t")
+    assert f"Restore {checkpoint_path(10)}" in stopped.value.hint
+    checkpoint.write_bytes(whole)
+    last.write_bytes(b"")
+    with pytest.raises(LakeStopped, match="checkpoint of the table t") as stopped:
+        read_table(store, "t")
+    assert stopped.value.hint == f"Delete the file {LAST_CHECKPOINT} of the table."
+    last.unlink()
     assert read_table(store, "t").version == 11
 
 
