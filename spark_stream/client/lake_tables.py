@@ -37,7 +37,7 @@ from spark_stream.lake.reading import (
     read_rows,
     stored_bytes,
 )
-from spark_stream.lake.storage.snapshots import read_table, refresh
+from spark_stream.lake.storage.snapshots import read_table, refresh, sync_table
 from spark_stream.lake.storage.stores import LakeStore, open_store
 from spark_stream.schema.schemas import LEADER_COLUMNS, OFFSET, empty_batch
 from spark_stream.sql.filters import row_filter
@@ -135,6 +135,25 @@ class OpenTable:
             if end < reached:
                 raise self._incomplete(partition, end, reached)
 
+    def check_files(self) -> None:
+        """Check that all files of the table exist with their sizes, and make their folders durable.
+
+        Raises:
+            LakeIncomplete: A file is missing or truncated.
+            LakeUnavailable: The location did not answer.
+        """
+        if self.table.version < 0:
+            return
+        sizes = {path: each.size for path, each in self.table.files.items()}
+        if lost := sync_table(self.files, self.table.at, sizes):
+            raise LakeIncomplete(
+                f"{len(lost)} files of the table {self.table.at!r} are missing or truncated at"
+                f" {self.lake.location}, such as {lost[0]}",
+                hint="Copy the table again.",
+                table=self.table.at,
+                location=self.lake.location,
+            )
+
     def _end(self, topic_id: str, partition: int) -> int:
         covered = coverage(self.table, topic_id, partition)
         return 0 if covered is None else covered.end
@@ -211,10 +230,11 @@ class LakeTables:
 
     def _opened(self, lake: TopicLake, name: str, of: str, *, fresh: bool) -> OpenTable:
         opened = self._tables.get((lake.id, of))
-        if opened is None:
+        if opened is None or opened.lake.location != lake.location:  # the lake was moved
             opened = open_table(lake, name)
             with self._lock:
-                return self._tables.setdefault((lake.id, of), opened)
+                self._tables[lake.id, of] = opened
+            return opened
         opened.lake = lake  # a later description has later offsets
         if fresh:
             opened.catch_up()

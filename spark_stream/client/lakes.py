@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.lake_tables import open_table
 from spark_stream.client.topics import TopicsClient, checked_topic
 from spark_stream.consistency.lakes import (
     FILE_BYTES_DEFAULT,
@@ -20,9 +21,10 @@ from spark_stream.consistency.lakes import (
     ICEBERG_NAME,
     STOPPED_MAX,
     LakeDescription,
+    TopicLake,
 )
 from spark_stream.directories import local_directory
-from spark_stream.errors import InvalidOption, UnknownLake
+from spark_stream.errors import InvalidOption, UnknownLake, Unsupported
 from spark_stream.extras import install_hint
 from spark_stream.lake.delta.schema import table_schema
 from spark_stream.lake.storage.locations import (
@@ -110,20 +112,23 @@ class LakesClient:
         topics: str | Sequence[str] | None,
         freshness: float | None,
         file_bytes: int | None,
+        location: str | os.PathLike[str] | None = None,
         *,
         check: bool = True,
     ) -> LakeDescription:
         """Alter a lake, if each topic can have a Delta table.
 
-        ``check``: whether the tables of added topics are checked.
+        ``location``: of copied tables. ``check``: whether the tables of added topics are checked.
         """
         found = self.describe(name)
+        place = found.location if location is None else _location(location)
+        copied = None if location is None else self._copied(found, place)
         if topics is not None:
             known = {each.name: each.id for each in found.topics}
             ids = self._ids(topics)
             if check:
                 added = {each: of for each, of in ids.items() if known.get(each) != of}
-                store = open_store(found.location)
+                store = open_store(place)
                 check_tables(store, self._connection.cluster_id or "", added, found.id)
         request = AlterLake.of(
             lake=name,
@@ -131,8 +136,35 @@ class LakesClient:
             topics=None if topics is None else _listed(topics),
             freshness_ms=_milliseconds(freshness),
             file_bytes=file_bytes,
+            location=None if location is None else place,
+            copied=copied,
         )
         return self._connection.call(request)
+
+    def _copied(self, lake: LakeDescription, place: str) -> dict[str, dict[int, int]]:
+        """Check the copies of a lake's tables at another location. Return their offsets."""
+        if lake.iceberg is not None:
+            raise Unsupported(
+                "the tables of a lake with Iceberg tables cannot be moved: a catalog has the paths"
+                " of their files",
+                hint="Create a second lake at the new location, and drop this one.",
+            )
+        if lake.omitted:
+            raise InvalidOption(
+                f"you may not describe all topics of the lake {lake.name!r}", option="location"
+            )
+        check_apart(place, {each.name: each.location for each in self.all() if each.id != lake.id})
+        cluster = self._connection.cluster_id or ""
+        copied = {}
+        with no_folder_on_error(place):
+            ids = {each.name: each.id for each in lake.topics}
+            check_location(place, cluster, ids, lake.id)
+            for topic in lake.topics:
+                opened = open_table(TopicLake(lake.name, lake.id, place, topic.tiered), topic.name)
+                opened.check_copied(topic.id)
+                opened.check_files()
+                copied[topic.id] = opened.table.offsets(topic.id)
+        return copied
 
     def _ids(self, topics: str | Sequence[str]) -> dict[str, str]:
         """Return the ids of topics by name, after a check that each can have a Delta table."""
@@ -166,14 +198,17 @@ class LakesClient:
         offsets: Mapping[str, Mapping[int, int]],
         stopped: str = "",
         stopped_hint: str = "",
+        *,
+        location: str = "",
     ) -> None:
         """Record the offsets that were read back from the tables, by topic id.
 
-        ``stopped``: the reason why the worker stopped, with its remedy.
+        ``location``: of the tables. ``stopped``: the reason of the worker's stop, with its remedy.
         """
         request = RecordLakeProgress.of(
             lake=name,
             lake_id=lake_id,
+            location=location,
             tiered={each: dict(found) for each, found in offsets.items()},
             stopped=stopped[:STOPPED_MAX],
             stopped_hint=stopped_hint[:STOPPED_MAX],

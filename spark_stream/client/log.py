@@ -638,6 +638,7 @@ class Log(ProcessBound):
         topics: str | Sequence[str] | None = None,
         freshness: float | None = None,
         file_bytes: int | None = None,
+        location: str | os.PathLike[str] | None = None,
         check: bool = True,
     ) -> LakeDescription:
         """Alter a lake. Its worker follows in its next round.
@@ -649,6 +650,9 @@ class Log(ProcessBound):
                 the records any more that only this table has.
             freshness: Seconds between two versions of the tables, at least 1.
             file_bytes: The size of a large file. Smaller adjacent files are merged.
+            location: The new folder of the tables, or its URL. Stop the worker and copy the tables
+                there first. The copies must have all files, and all records that the worker has
+                copied.
             check: Look for tables of others in the place of added tables.
 
         Returns:
@@ -660,6 +664,9 @@ class Log(ProcessBound):
             UnsupportedType: Delta has no type for a column.
             SchemaMismatch: Delta does not accept a column's name.
             InvalidRequest: A setting is out of its range, or ``topics`` is empty.
+            InvalidOption: ``location`` overlaps that of another lake, or the directory of a log.
+            Unsupported: The lake has Iceberg tables, which cannot be moved.
+            LakeIncomplete: The tables at ``location`` lack files or records.
             LakeUnavailable: The location did not answer.
             LakeStopped: The place of an added table has a table of others.
 
@@ -671,7 +678,7 @@ class Log(ProcessBound):
             >>> [each.name for each in altered.topics], altered.freshness_ms
             (['asks', 'bids'], 5000)
         """
-        return self._lakes.alter(name, topics, freshness, file_bytes, check=check)
+        return self._lakes.alter(name, topics, freshness, file_bytes, location, check=check)
 
     def drop_lake(self, name: str) -> None:
         """Drop a lake. Its tables stay. Local retention waits for the other lakes of a topic only.

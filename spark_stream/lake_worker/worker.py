@@ -197,7 +197,9 @@ class LakeWorker:
 
     def _record_stop(self, reason: IsologError) -> None:
         lakes, lake = self._log._lakes, self._lake
-        lakes.record_progress(lake.name, lake.id, {}, reason.message, reason.hint)
+        lakes.record_progress(
+            lake.name, lake.id, {}, reason.message, reason.hint, location=lake.location
+        )
 
     def round(self) -> RoundResult:
         """Run one round, record the tables' offsets, remove old versions, and merge small files.
@@ -260,6 +262,7 @@ class LakeWorker:
         if _definition(found) != _definition(self._lake):
             logger.info("the lake %s was altered", found.name)
             self._lake = found
+            self._store = open_store(found.location)
             self._iceberg = None
             limit = self._driver.limit
             self._reset()
@@ -333,7 +336,8 @@ class LakeWorker:
         self.counts.freshness.note(self._driver.looked_s, self._driver.ends, have)
         now_s = time.monotonic()
         if found != self._recorded or now_s - self._recorded_s >= _REPORT_S:
-            self._log._lakes.record_progress(self._lake.name, self._lake.id, found)
+            of = self._lake
+            self._log._lakes.record_progress(of.name, of.id, found, location=of.location)
             self._recorded, self._recorded_s = found, now_s
             self._driver.note_clock(self._log.describe_lake(self._lake.name).recorded_ms)
 
@@ -357,7 +361,7 @@ class LakeWorker:
 def _definition(lake: LakeDescription) -> object:
     """Return the fields of a lake that `isolog lake alter` sets."""
     topics = [(each.name, each.id) for each in lake.topics]
-    return topics, lake.freshness_ms, lake.file_bytes
+    return topics, lake.freshness_ms, lake.file_bytes, lake.location
 
 
 def _omitted(name: str) -> LakeStopped:

@@ -12,7 +12,7 @@ from spark_stream.cluster.lakes import LAKES, decode, encode
 from spark_stream.cluster.stores.store import StoreRecord
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic, advanced
 from spark_stream.directories import APART_HINT, has_keys, overlap
-from spark_stream.errors import InvalidRequest, LakeExists, UnknownLake
+from spark_stream.errors import InvalidRequest, LakeExists, LakeUnavailable, UnknownLake
 from spark_stream.scripts.steps import DeleteRecord, FindTopic, Get, ListRecords, PutRecord, Script
 
 
@@ -47,10 +47,15 @@ def alter(
     topics: Sequence[str] | None,
     freshness_ms: int | None,
     file_bytes: int | None,
+    location: str | None = None,
+    copied: Mapping[str, Mapping[int, int]] | None = None,
 ) -> Script[LakeDescription]:
     """Alter a lake, and return it. None leaves a field as it is.
 
     A topic that stays keeps its offsets. A deleted one stays only if ``topics`` is None.
+    ``copied``: by topic id, the offsets that the tables at the new ``location`` have. The check
+    against the recorded ones and the new location are one write. The worker of the earlier location
+    records nothing after it (:func:`record_progress`).
 
     Raises:
         UnknownLake: There is no lake with this name and id.
@@ -58,6 +63,13 @@ def alter(
     """
     while True:
         record, lake = yield from _named(name, lake_id)
+        if location is not None:
+            lake = replace(lake, location=location)
+            _check_copied(lake, copied or {})
+            others = yield from ListRecords(LAKES)
+            relation = relation_to_others(lake, (decode(each.value) for each in others))
+            if relation is not None:
+                raise _overlapping(lake, relation)
         if topics is not None:
             have = {(each.name, each.id): each for each in lake.topics}
             wanted = yield from _found(topics)
@@ -104,11 +116,26 @@ def _check_apart(lake: LakeDescription) -> Script[None]:
     if relation is not None:
         with suppress(UnknownLake):
             yield from drop(lake.name, lake.id)
-        raise InvalidRequest(
-            f"{lake.location} {relation} the location of another lake",
-            hint=APART_HINT,
-            lake=lake.name,
-        )
+        raise _overlapping(lake, relation)
+
+
+def _overlapping(lake: LakeDescription, relation: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{lake.location} {relation} the location of another lake",
+        hint=APART_HINT,
+        lake=lake.name,
+    )
+
+
+def _check_copied(lake: LakeDescription, copied: Mapping[str, Mapping[int, int]]) -> None:
+    for topic in lake.topics:
+        have = copied.get(topic.id, {})
+        if any(have.get(partition, 0) < at for partition, at in topic.tiered.items()):
+            raise InvalidRequest(
+                f"the tables at {lake.location} lack records that the worker has copied",
+                hint="Stop the worker, copy the tables again, and alter the lake again.",
+                lake=lake.name,
+            )
 
 
 def relation_to_others(lake: LakeDescription, others: Iterable[LakeDescription]) -> str | None:
@@ -160,16 +187,24 @@ def record_progress(
     now_ms: int,
     stopped: str = "",
     stopped_hint: str = "",
+    location: str = "",
 ) -> Script[None]:
     """Record the offsets that a worker has read back from the tables, by topic id.
 
-    ``stopped``: the reason why the worker stopped, with its remedy.
+    ``stopped``: the reason why the worker stopped, with its remedy. ``location``: of the tables.
 
     Raises:
         UnknownLake: There is no lake with this name and id.
+        LakeUnavailable: The lake was moved to another location.
     """
     while True:
         record, lake = yield from _named(name, lake_id)
+        if location and location != lake.location:
+            raise LakeUnavailable(
+                f"the lake {name!r} was moved to {lake.location}",
+                hint="The worker continues there.",
+                lake=name,
+            )
         after = encode(advanced(lake, offsets, now_ms, stopped, stopped_hint))
         if (yield from PutRecord(record.key, after, record.version)):
             return

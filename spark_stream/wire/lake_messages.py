@@ -44,6 +44,8 @@ class AlterLake(Call[LakeDescription], name="alter-lake", needs=to_alter_lake, o
     """Alter a lake. A field that is None stays as it is. The worker follows in its next round.
 
     ``topics``: all topics that the lake is to have. The tables of removed topics stay.
+    ``location``: that of copied tables, which have all committed records below ``copied``, by topic
+    id and partition. It is refused if a worker has recorded later offsets.
     """
 
     lake: Name
@@ -51,6 +53,8 @@ class AlterLake(Call[LakeDescription], name="alter-lake", needs=to_alter_lake, o
     topics: list[Name] | None = None
     freshness_ms: FreshnessField | None = None
     file_bytes: FileBytesField | None = None
+    location: Name | None = None
+    copied: Tiered | None = None
 
 
 class LakeList(Message):
@@ -77,16 +81,17 @@ class RecordLakeProgress(Call[None], name="record-lake-progress", needs=on_lake(
 
     ``tiered``: by topic id and partition. Smaller offsets change nothing. ``stopped``: the reason
     why the worker stopped, and ``stopped_hint`` its remedy. The next progress of a worker removes
-    them.
+    them. ``location``: that of the tables. A report from an earlier location is refused.
     """
 
-    HINTS: ClassVar[frozenset[str]] = frozenset({"stopped", "stopped_hint"})
+    HINTS: ClassVar[frozenset[str]] = frozenset({"stopped", "stopped_hint", "location"})
 
     lake: Name
     lake_id: LakeId
     tiered: Tiered
     stopped: StoppedField = ""
     stopped_hint: StoppedField = ""
+    location: str = ""
 
 
 class DropLake(Call[None], name="drop-lake", needs=on_lake(DELETE), once=True):

@@ -16,6 +16,7 @@ from isolog.errors import (
     SchemaMismatch,
     UnknownLake,
     UnknownTopic,
+    Unsupported,
     UnsupportedType,
 )
 
@@ -200,3 +201,23 @@ def test_the_package_of_iceberg_is_needed_for_the_check(log, tmp_path, monkeypat
         log.create_lake("l", "t", tmp_path / "lake", iceberg="lakes")
     assert not (tmp_path / "lake").exists()
     assert log.create_lake("l", "t", tmp_path, iceberg="lakes", check=False).iceberg == "lakes"
+
+
+def test_a_lake_with_iceberg_tables_is_not_moved(log, tmp_path):
+    log.create_topic("t")
+    log.create_lake("l", "t", tmp_path / "lake", iceberg="lakes", check=False)
+    with pytest.raises(Unsupported, match=r"cannot be moved.* second lake at the new location"):
+        log.alter_lake("l", location=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_lake_is_not_moved_into_another_one_or_a_log(log, broker, tmp_path):
+    log.create_topic("t")
+    for name in ("l", "m"):
+        log.create_lake(name, "t", tmp_path / name)
+    with pytest.raises(InvalidOption, match="is inside the location of the lake m"):
+        log.alter_lake("l", location=tmp_path / "m" / "x")
+    with pytest.raises(InvalidOption, match="in the directory of a log"):
+        log.alter_lake("l", location=broker.directory / "lake")
+    assert not (tmp_path / "m" / "x").exists()
+    assert log.alter_lake("l", location=tmp_path / "l").location == str(tmp_path / "l")

@@ -707,3 +707,41 @@ def test_a_worker_of_a_lake_that_overlaps_another_stops(tmp_path):
         log.drop_lake("m")
         isolog.LakeWorker(log, "l").run_once()
         assert check(log, tmp_path / "lakes", "t").num_rows == 10
+
+
+def test_a_lake_moves_with_its_tables(log, broker, tmp_path):
+    """Records that only the tables have are read there. A running worker follows."""
+    log.create_topic("t", partitions=2, schema=NUMBERS)
+    append(log, "t", 0, 30)
+    append(log, "t", 30, 10, partition=1)
+    log.create_lake("l", "t", tmp_path / "old")
+    worker = isolog.LakeWorker(log, "l")
+    worker.run_once()
+    whole = log.read("t", isolation="read_committed")
+    log.trim("t", {0: 20})
+    assert log.read("t") == whole
+    older = shutil.copytree(tmp_path / "old", tmp_path / "older")
+    append(log, "t", 40, 10)
+    worker.run_once()
+    with pytest.raises(LakeIncomplete, match="is an older copy"):
+        log.alter_lake("l", location=older)
+    with pytest.raises(LakeIncomplete, match="is missing"):
+        log.alter_lake("l", location=tmp_path / "empty")
+    assert not (tmp_path / "empty").exists()
+    new = shutil.copytree(tmp_path / "old", tmp_path / "new")
+    (cut_short, *_) = sorted((new / "t").glob("*.parquet"))
+    content = cut_short.read_bytes()
+    cut_short.write_bytes(content[:-1])
+    with pytest.raises(LakeIncomplete, match=f"1 files .* truncated at {new}.*{cut_short.name}"):
+        log.alter_lake("l", location=new)
+    assert log.describe_lake("l").location == str(tmp_path / "old")
+    cut_short.write_bytes(content)
+    assert log.alter_lake("l", location=f"{new}/").location == str(new)
+    shutil.rmtree(tmp_path / "old")
+    append(log, "t", 50, 10)
+    worker.run_once()
+    assert rows_of(new, "t").num_rows == 60
+    assert sorted(log.read("t")["n"].to_pylist()) == list(range(60))
+    assert not (tmp_path / "old").exists()
+    with isolog.connect(broker.address) as other:
+        assert other.read("t").num_rows == 60

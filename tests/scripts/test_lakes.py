@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from isolog.errors import InvalidRequest, LakeExists, UnknownTopic
+from isolog.errors import InvalidRequest, LakeExists, LakeUnavailable, UnknownTopic
 from spark_stream.cluster.lakes import LAKES, decode
 from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.lakes import LakeDescription, LakeTopic
@@ -77,6 +77,39 @@ def test_an_alteration_and_recorded_progress_lose_nothing_of_each_other(on):
             each.end()
         [found] = on_record(world)
         assert (found.freshness_ms, found.topics[0].tiered) == (5_000, {0: 9})
+
+
+@pytest.mark.rule(
+    "the location of a lake changes only to tables with all recorded offsets", "scripts/lakes.py"
+)
+def test_a_lake_moves_only_to_tables_with_all_recorded_offsets(on):
+    """A report of the worker at the earlier location comes before the move, or is refused."""
+    outcomes = set()
+    for order in itertools.product((0, 1), repeat=6):
+        world = WithTopic(MemoryStore(MemoryRecords()))
+        world.run(create(lake("a", "/a")))
+        world.run(record_progress("a", "a", {"id": {0: 5}}, 1, location="/a"))
+        running = [
+            world.start(alter("a", "a", None, None, None, "/b", {"id": {0: 5}})),
+            world.start(record_progress("a", "a", {"id": {0: 9}}, 1, location="/a")),
+        ]
+        refused = []
+        for place in (*order, 0, 0, 0, 0, 1, 1, 1, 1):
+            try:
+                running[place].advance()
+            except (InvalidRequest, LakeUnavailable) as error:
+                refused.append(type(error))
+        [found] = on_record(world)
+        outcomes.add((found.location, found.topics[0].tiered[0], *refused))
+    assert outcomes == {("/a", 9, InvalidRequest), ("/b", 5, LakeUnavailable)}
+
+
+def test_a_lake_does_not_move_into_another_one(on):
+    on.run(create(lake("a", "/a")))
+    on.run(create(lake("b", "/b")))
+    with pytest.raises(InvalidRequest, match="/b/x is inside the location of another"):
+        on.run(alter("a", "a", None, None, None, "/b/x", {}))
+    assert on.run(alter("a", "a", None, None, None, "/a", {})).location == "/a"
 
 
 def test_two_creations_that_crash_leave_lakes_that_are_detected(on):

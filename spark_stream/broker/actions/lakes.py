@@ -39,7 +39,13 @@ def create_lake(context: BrokerContext, asked: CreateLake) -> LakeDescription:
 @handles(AlterLake)
 def alter_lake(context: BrokerContext, asked: AlterLake) -> LakeDescription:
     altered = lakes.alter(
-        asked.lake, asked.lake_id, asked.topics, asked.freshness_ms, asked.file_bytes
+        asked.lake,
+        asked.lake_id,
+        asked.topics,
+        asked.freshness_ms,
+        asked.file_bytes,
+        asked.location,
+        asked.copied,
     )
     return _shown(context, context.transactions.run(altered))
 
@@ -82,9 +88,9 @@ def _shown(context: BrokerContext, lake: LakeDescription) -> LakeDescription:
 @handles(RecordLakeProgress)
 def record_lake_progress(context: BrokerContext, asked: RecordLakeProgress) -> None:
     now_ms = context.transactions.now_ms()
-    stop = asked.stopped, asked.stopped_hint
+    more = asked.stopped, asked.stopped_hint, asked.location
     context.transactions.run(
-        lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms, *stop)
+        lakes.record_progress(asked.lake, asked.lake_id, asked.tiered, now_ms, *more)
     )
 
 

@@ -149,6 +149,14 @@ def alter(
             show_default=False,
         ),
     ] = None,
+    location: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="New folder of the tables, after they were copied there without a worker.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option(help="Look for tables of others in the place of added tables.")
     ] = True,
@@ -161,15 +169,22 @@ def alter(
     \b
     isolog lake alter shop --topics orders,audit,returns --path data/
     isolog lake alter shop --freshness 5 --path data/
+    isolog lake alter shop --location /mnt/tables --path data/
     """
-    if topics is None and freshness is None and file_bytes is None:
-        raise typer.BadParameter("Give --topics, --freshness or --file-bytes.")
+    if all(each is None for each in (topics, freshness, file_bytes, location)):
+        raise typer.BadParameter("Give --topics, --freshness, --file-bytes or --location.")
     with log(bootstrap, path) as opened:
         names = None if topics is None else _names(topics)
         altered = opened.alter_lake(
-            name, topics=names, freshness=freshness, file_bytes=file_bytes, check=check
+            name,
+            topics=names,
+            freshness=freshness,
+            file_bytes=file_bytes,
+            location=location,
+            check=check,
         )
-    note(f"altered lake {altered.name}")
+    moved = f": its tables are at {altered.location}" if location is not None else ""
+    note(f"altered lake {altered.name}{moved}")
 
 
 def _names(given: str) -> list[str]:

@@ -72,10 +72,12 @@ def _resolved(location: str) -> str:
     return location if folder is None else str(folder)
 
 
-def check_location(location: str, cluster: str, topics: Mapping[str, str]) -> None:
+def check_location(
+    location: str, cluster: str, topics: Mapping[str, str], lake_id: str | None = None
+) -> None:
     """Check that a location can be written, and has no files of brokers or tables of others.
 
-    ``topics``: ids by name.
+    ``topics``: ids by name. ``lake_id``: of the lake whose tables were copied there.
 
     Raises:
         InvalidOption: The location has files of a broker, or its address cannot be used.
@@ -90,7 +92,7 @@ def check_location(location: str, cluster: str, topics: Mapping[str, str]) -> No
     check_store(store)
     if next(iter(store.list(f"{LOG}/0")), None) is not None:
         raise _in_table(location)
-    check_tables(store, cluster, {**topics, CUTS: ""}, None)
+    check_tables(store, cluster, {**topics, CUTS: ""}, lake_id)
 
 
 def check_tables(

@@ -145,6 +145,18 @@ def test_versions_takes_latest_or_a_time(here, text):
     assert f"--at takes latest or a time, not {text!r}" in refused.err
 
 
+def test_a_lake_is_moved(here, lake, tmp_path):
+    here("lake", "run", "l", "--once")
+    refused = here("lake", "alter", "l", "--location", str(tmp_path / "new"))
+    assert (refused.code, "is missing" in refused.err) == (1, True)
+    shutil.copytree(lake, tmp_path / "new")
+    moved = here("lake", "alter", "l", "--location", str(tmp_path / "new"))
+    assert (moved.code, moved.err) == (0, f"altered lake l: its tables are at {tmp_path}/new\n")
+    shutil.rmtree(lake)
+    assert here("lake", "run", "l", "--once").code == 0
+    assert rows_of(tmp_path / "new", "of-lake")["n"].to_pylist() == [1, 2, 3]
+
+
 def test_versions_without_a_cut_says_so(here, lake):
     shown = here("lake", "versions", "l")
     assert (shown.code, shown.out, shown.err) == (0, "", "lake l has no cut\n")
