@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pytest
 
 import isolog
+from isolog.errors import LakeIncomplete
+from spark_stream.lake.storage.stores import open_store
 from tests.examples import is_quick
 from tests.lake.storage.conftest import objects, running_objects
 from tests.lake.storage.object_server import Faults
@@ -88,6 +91,33 @@ def test_tables_in_s3_are_exact_after_kills_and_faults(objects, tmp_path):
         eventually(lambda: log_start(log) > 0, 60)
         for name in ("orders", "audit"):
             _check(log, name, count)
+
+
+def test_a_lake_moves_from_a_folder_to_s3(objects, tmp_path):
+    """The log has none of the first records any more."""
+    with BrokerProcess(tmp_path / "log") as broker, broker.connect() as log:
+        for name in ("orders", "audit"):
+            log.create_topic(name, partitions=2, schema=SCHEMA)
+        for count in range(4):
+            append(log, count)
+        log.create_lake("shop", ["orders", "audit"], tmp_path / "tables")
+        isolog.LakeWorker(log, "shop").run_once()
+        for name in ("orders", "audit"):
+            log.trim(name, dict.fromkeys(range(2), 500))
+        location = "s3://lake/moved"
+        with pytest.raises(LakeIncomplete, match="is missing at s3://lake/moved"):
+            log.alter_lake("shop", location=location)
+        store = open_store(location)
+        for file in (tmp_path / "tables").rglob("*"):
+            if file.is_file():
+                store.put(file.relative_to(tmp_path / "tables").as_posix(), file.read_bytes())
+        assert log.alter_lake("shop", location=f"{location}/").location == location
+        shutil.rmtree(tmp_path / "tables")
+        append(log, 4)
+        isolog.LakeWorker(log, "shop").run_once()
+        for name in ("orders", "audit"):
+            _check(log, name, 5)
+        assert not (tmp_path / "tables").exists()
 
 
 def log_start(log: isolog.Log) -> int:
