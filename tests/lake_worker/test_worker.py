@@ -172,9 +172,9 @@ def note_effects(worker: isolog.LakeWorker, log: isolog.Log, monkeypatch) -> lis
         effects.append(type(step))
         return carry_out(step)
 
-    def noted_report(*args: Any) -> None:
+    def noted_report(*args: Any, **kwargs: Any) -> None:
         effects.append("report")
-        report(*args)
+        report(*args, **kwargs)
 
     monkeypatch.setattr(worker._driver, "_carry_out", noted_step)
     monkeypatch.setattr(log._lakes, "record_progress", noted_report)
