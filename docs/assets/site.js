@@ -2,7 +2,7 @@
 
 /* Tables and pictures that are wider than the page scroll, also by keyboard. */
 function letTheKeyboardScroll() {
-  for (const each of document.querySelectorAll(".md-typeset__scrollwrap, .picture")) {
+  for (const each of document.querySelectorAll(".md-typeset__scrollwrap, .picture, p:has(> img)")) {
     if (each.scrollWidth > each.clientWidth) each.tabIndex = 0;
     else each.removeAttribute("tabindex");
   }
