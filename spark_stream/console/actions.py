@@ -24,7 +24,7 @@ from spark_stream.client.administration import describe_transaction, kill_transa
 from spark_stream.client.topics import Place
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.console.client import ConsoleClient, plain
-from spark_stream.console.problems import counted
+from spark_stream.console.problems import about, counted
 from spark_stream.errors import (
     InvalidOption,
     InvalidRequest,
@@ -299,7 +299,7 @@ class AbortTransaction(_Action, tag="abort-transaction", frozen=True):
             else "It has no records yet."
         )
         return Plan(
-            f"The transaction of {self.transactional_id}, open for {counted(age_s, 'second')}"
+            f"The transaction of {self.transactional_id}, open for {about(age_s)}"
             f"{owner}, is aborted. {wrote} Its producer is fenced, and its next call fails. This"
             " cannot be undone.",
             "Abort the transaction",

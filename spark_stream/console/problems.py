@@ -272,7 +272,7 @@ def of_disk(broker: Mapping[str, Any]) -> Iterator[ConsoleProblem]:
     used, full_in = 1 - status["disk_free"] / status["disk_total"], broker["full_in_s"]
     is_soon = full_in is not None and full_in < _FULL_SOON_S
     if is_soon or (full_in is not None and full_in < _FULL_LATER_S):
-        text = f"the disk of broker {name} will be full in {_about(full_in)} at its present growth"
+        text = f"the disk of broker {name} will be full in {about(full_in)} at its present growth"
     elif used >= _FULL:
         text = f"the disk of broker {name} is {used:.0%} full"
     else:
@@ -433,7 +433,7 @@ def of_consumers(
             continue
         age_s = (now_ms - lost_ms) / 1000
         if age_s < _LOST_S:
-            text = f"{what} lost member {each['lost_member']} {_about(age_s)} ago"
+            text = f"{what} lost member {each['lost_member']} {about(age_s)} ago"
             hint = (
                 "Its session expired, because it crashed, hung or lost its connection. "
                 + (
@@ -486,7 +486,8 @@ def _joined(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_NAMES_SHOWN])} and {len(names) - _NAMES_SHOWN} more"
 
 
-def _about(seconds: float) -> str:
+def about(seconds: float) -> str:
+    """Return a rough duration: "about 3 min"."""
     if seconds < 60:
         return "less than a minute"
     if seconds < 5400:

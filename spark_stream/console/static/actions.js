@@ -5,7 +5,7 @@ import { post } from "./api.js";
 import { refusalOf } from "./permissions.js";
 import { h, patch } from "./dom.js";
 import { count } from "./format.js";
-import { announce, remedy, sentence, table } from "./widgets.js";
+import { announce, name, remedy, sentence, table } from "./widgets.js";
 
 const TOPIC = { name: "topic", label: "Name", required: true };
 const CONFIG = { name: "config", label: "Settings", kind: "settings", hint: "One in each line, such as retention.ms=3600000." };
@@ -72,7 +72,7 @@ function openAction(action, given) {
 
   const show = ({ focus = false } = {}) => {
     patch(dialog, [
-      h("h2", { id: "action-title", tabindex: "-1" }, title(given)),
+      h("h2", { id: "action-title", tabindex: "-1" }, name(title(given))),
       h("div", { key: "error", role: "alert" }, state.error && failure(state.error)),
       state.plan ? confirmation() : fields.length ? form() : h("div", { key: "wait", class: "row end" }, !state.error && h("p", {}, "Planning…"), cancel()),
     ]);

@@ -18,7 +18,15 @@ export const topics = {
 };
 
 /** The problems of a topic. */
-const about = (store, name) => problemsOf(store, (each) => each.places.some((place) => place.slice(0, place.lastIndexOf("/")) === name));
+const about = (store, name) => problemsOf(store, (each) => each.places.some((place) => isOf(place, name)));
+const isOf = (place, topic) => place.slice(0, place.lastIndexOf("/")) === topic;
+
+/** The problems of a topic, with their causes, and without places of other topics. */
+function withCauses(store, topic) {
+  const own = about(store, topic);
+  return problemsOf(store, (each) => own.includes(each) || own.some((one) => one.cause === each.key))
+    .map((each) => ({ ...each, places: each.places.filter((place) => isOf(place, topic)) }));
+}
 
 function found(store, all, wanted) {
   if (!all.length) return empty("There are no topics that you have permissions for.", "Create one: isolog topic create flights --partitions 4");
@@ -41,7 +49,7 @@ export const topic = {
   topic: (params) => params.topic,
   render: ({ store, params }) => [
     heading(params.topic, store.parts.topic?.error?.code !== "UNKNOWN_TOPIC" && h("div", { class: "row start" }, link(`/topics/${encodeURIComponent(params.topic)}/records`, "Show records"), changes(store.session, params.topic)), link("/topics", "Topics")),
-    shownPart(store, "topic", (found) => [notice(about(store, params.topic)), shown(found)]),
+    shownPart(store, "topic", (found) => [notice(withCauses(store, params.topic)), shown(found)]),
   ],
 };
 
@@ -67,7 +75,7 @@ function shown(found) {
     ]),
     section("Partitions", legend(), partitions(found)),
     section("Columns", columns(found)),
-    section("Settings", settings(found.config)),
+    section("Settings", settings(found)),
   ];
 }
 
@@ -102,8 +110,8 @@ function columns(found) {
     h("td", {}, found.partition_by.includes(each.name) && h("span", { class: "tag" }, "partition key"), each.added && h("span", { class: "tag" }, "added later")))));
 }
 
-function settings(config) {
-  return table("Settings", [["Setting", ""], ["Value", ""]], Object.entries(config).sort().map(([name, value]) => h("tr", { key: name },
+function settings(found) {
+  return table(`Settings of ${found.name}`, [["Setting", ""], ["Value", ""]], Object.entries(found.config).sort().map(([name, value]) => h("tr", { key: name },
     h("th", { scope: "row" }, h("code", {}, name)), h("td", {}, setting(name, value)))));
 }
 
