@@ -51,6 +51,7 @@ def run(place: Path, results: Results, seconds: float) -> None:
         _names(log, results)
         _columns(log, results)
         _topics(log, results)
+        _end(log)
     _rules(results)
 
 
