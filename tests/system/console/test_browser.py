@@ -75,7 +75,7 @@ VIEWS = {
         [
             "archive",
             "up to date",
-            "reporting, last report",
+            ", last report",
             "worker stopped",
             "/nowhere/broken",
             "1 min",
