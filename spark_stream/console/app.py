@@ -544,7 +544,9 @@ def _listen_address(text: str) -> tuple[str, int]:
         return split_address(text)
     except ValueError:
         raise InvalidOption(
-            f"--listen takes HOST:PORT, not {text!r}", option="--listen", hint="127.0.0.1:8080"
+            f"--listen takes HOST:PORT, not {text!r}",
+            option="--listen",
+            hint="Example: 127.0.0.1:8080.",
         ) from None
 
 

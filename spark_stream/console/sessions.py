@@ -44,9 +44,9 @@ class LogLocation(Struct, frozen=True):
     access: Access
 
     def connect(self, access: Access) -> ConsoleClient:
-        """Return a client on a new connection, which is not open yet."""
+        """Return a client on a new connection, which is not open yet. It creates no log."""
         return ConsoleClient(
-            ClusterConnection(self.bootstrap, self.path, _TIMEOUT_S, access=access)
+            ClusterConnection(self.bootstrap, self.path, _TIMEOUT_S, create=False, access=access)
         )
 
 

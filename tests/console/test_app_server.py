@@ -143,6 +143,13 @@ def test_invalid_server_options_are_errors_of_one_line(shared: BrokerProcess, ca
     assert "127.0.0.1:1" in away.err
 
 
+def test_console_of_a_missing_directory_creates_no_log(call: Call, tmp_path: Path) -> None:
+    found = call("console", "--path", str(tmp_path / "wrong"), "--listen", "127.0.0.1:0")
+    assert (found.code, found.out) == (1, "")
+    assert "there is no log" in found.err
+    assert list(tmp_path.glob("wrong*")) == []
+
+
 def test_missing_extra_is_an_error_with_the_install_command(call: Call, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("spark_stream.console")]:
         monkeypatch.delitem(sys.modules, name)
