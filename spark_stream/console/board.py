@@ -60,7 +60,7 @@ PARTS: Final[Mapping[str, float]] = {
 
 PROBLEMS: Final = "problems"
 HISTORY: Final = "history"
-_JUDGED: Final = ("cluster", "topics", "transactions", "consumers")
+_JUDGED: Final = ("cluster", "topics", "transactions", "consumers", "lakes")
 """The parts with problems."""
 _TOPIC: Final = "topic:"
 _TOPIC_S: Final = 1.0

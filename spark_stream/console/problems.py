@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from spark_stream.client.administration import disk_fault
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import HOLDS_S, ReaderState
+from spark_stream.lake_worker.status import WorkerState
 from spark_stream.wire.cluster_messages import ProblemKind
 
 _LOST_S: Final = 3600  # how long a lost member of a group is shown
@@ -80,6 +81,7 @@ def judge(parts: Mapping[str, Any], now_ms: int) -> list[ConsoleProblem]:
         found += [each for each in problems if each.key.split()[0] not in _CAUSES]
     found += of_transactions(parts.get("transactions") or [], consumers, now_ms)
     is_shown = not has_store_problem(cluster)
+    found += of_lakes(parts.get("lakes") or [])
     readers = of_consumers(consumers, now_ms, is_behind_shown=is_shown)
     found += sorted(readers, key=lambda each: list(Severity).index(each.severity))
     return below_causes(found, consumers)
@@ -381,6 +383,22 @@ def of_transactions(
             tuple(places[:_NAMES_MAX]),
             each["began_ms"],
         )
+
+
+def of_lakes(lakes: Sequence[Mapping[str, Any]]) -> Iterator[ConsoleProblem]:
+    """Return the lakes whose worker stopped with a question, or has not reported beside a lag."""
+    for each in lakes:
+        name, href = each["name"], f"/lakes/{quote(each['name'], safe='')}"
+        if each["worker"] == WorkerState.STOPPED:
+            text = f"the worker of lake {name} stopped: {each['stopped']}"
+            key = f"lake_stopped {name}"
+            yield ConsoleProblem(key, Severity.BAD, text, each["stopped_hint"], href)
+            continue
+        lag = sum(at["lag"] or 0 for topic in each["topics"] for at in topic["partitions"])
+        if each["worker"] == WorkerState.ABSENT and lag:
+            text = f"lake {name} has no worker, and its tables lack {counted(lag, 'record')}"
+            hint = f"Start its worker: isolog lake run {name}"
+            yield ConsoleProblem(f"lake_absent {name}", Severity.WARNING, text, hint, href)
 
 
 def of_consumers(

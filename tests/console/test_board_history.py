@@ -22,6 +22,7 @@ PARTS: dict[str, Any] = {
         {"state": "open", "began_ms": NOW - 9_000},
         {"state": "committed", "began_ms": NOW - 90_000},
     ],
+    "lakes": [],
     "problems": {"found": [{"key": "dead 2", "since_ms": 5}]},
 }
 

@@ -9,6 +9,7 @@ import pytest
 from spark_stream.client.trends import LagTrend
 from spark_stream.consistency.isolation import ReaderState
 from spark_stream.console.problems import ConsoleProblem, FirstSeen, Severity, judge
+from spark_stream.lake_worker.status import WorkerState
 
 NOW_MS = 1_800_000_000_000
 GIB = 2**30
@@ -83,6 +84,33 @@ def judged(
 
 def texts_of(found: list[ConsoleProblem]) -> list[str]:
     return [f"{each.severity.value}: {each.message}" for each in found]
+
+
+def lake(name: str, worker: WorkerState, *lags: int | None) -> dict[str, Any]:
+    partitions = [{"lag": each} for each in lags]
+    asked = {"stopped": "its location was restored", "stopped_hint": "Drop the lake."}
+    stop = asked if worker is WorkerState.STOPPED else {"stopped": "", "stopped_hint": ""}
+    return {"name": name, "worker": worker, "topics": [{"partitions": partitions}], **stop}
+
+
+def test_lakes_with_a_question_or_without_a_needed_worker_are_problems() -> None:
+    """A lake whose worker runs at times has no problem while its tables are complete."""
+    lakes = [
+        lake("fine", WorkerState.REPORTING, 5, None),
+        lake("complete", WorkerState.ABSENT, 0, None),
+        lake("behind", WorkerState.ABSENT, 3, None, 4),
+        lake("asks", WorkerState.STOPPED, 3),
+    ]
+    found = judge({"lakes": lakes}, NOW_MS)
+    assert texts_of(found) == [
+        "warning: lake behind has no worker, and its tables lack 7 records",
+        "bad: the worker of lake asks stopped: its location was restored",
+    ]
+    assert [each.hint for each in found] == [
+        "Start its worker: isolog lake run behind",
+        "Drop the lake.",
+    ]
+    assert [each.href for each in found] == ["/lakes/behind", "/lakes/asks"]
 
 
 @pytest.mark.rule("the problems that the console shows", "console/problems.py")
