@@ -344,9 +344,9 @@ class RangeRequest(Struct, frozen=True):
                     partition=number,
                 )
         chosen = sorted(set(self.partitions) or range(count))
+        starts = self._resolved(topics, tables, self.start)
         if isinstance(self.start, int) and self.start >= 0:
             self._check_offset(topics, tables, chosen, self.start)
-        starts = self._resolved(topics, tables, self.start)
         end = "latest" if self.end is None and not self.follow else self.end
         ends = {} if end is None else self._resolved(topics, tables, end)
         return [
