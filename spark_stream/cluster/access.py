@@ -51,6 +51,10 @@ class Token(Struct, frozen=True):
     until_ms: int | None = None
     parent: str = ""
 
+    def has_expired(self, now_ms: int) -> bool:
+        """Return whether the token's own end has come."""
+        return self.expires_ms is not None and self.expires_ms <= now_ms
+
 
 class AccessRecords(Struct, frozen=True):
     """All users, tokens and rules, as a broker sees them."""

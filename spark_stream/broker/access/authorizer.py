@@ -342,10 +342,11 @@ class Authorizer:
     def is_token_left(self, token_id: str) -> bool:
         """Return whether the token, and each token with which it was made, is still valid."""
         tokens = self._view.now.access.tokens
+        now_ms = self._now_ms()
         found = tokens.get(token_id)
         while found is not None and found.parent:
             found = tokens.get(found.parent)
-            if found is not None and (found.expires_ms or self._now_ms() + 1) <= self._now_ms():
+            if found is not None and found.has_expired(now_ms):
                 return False
         return found is not None
 

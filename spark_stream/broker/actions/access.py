@@ -257,8 +257,7 @@ def _remove_ended(context: BrokerContext, principal: str, now_ms: int) -> None:
     Queries leave many.
     """
     for each in context.host.view.now.access.tokens.values():
-        is_over = (each.expires_ms or now_ms + 1) <= now_ms
-        is_over = is_over or not context.authorizer.is_token_left(each.id)
+        is_over = each.has_expired(now_ms) or not context.authorizer.is_token_left(each.id)
         if each.principal == principal and is_over:
             _put(context, TOKENS + each.id, None)
 

@@ -320,6 +320,24 @@ def test_a_change_between_the_check_and_the_permit_ends_the_stream(changes: str)
     assert permit.needs is needs
 
 
+class PassingClock(FakeClock):
+    """A clock that advances by 1 ms at each look."""
+
+    def wall_us(self) -> int:
+        self.pass_us(1_000)
+        return super().wall_us()
+
+
+def test_a_parent_token_without_an_end_is_valid_while_time_passes():
+    store, clock = MemoryStore(MemoryRecords()), PassingClock()
+    for each in (Token("id", "alice", "", 0), Token("child", "alice", "", 0, parent="id")):
+        store.put(TOKENS + each.id, encode(each), 0)
+    view = ClusterView(store)
+    view.refresh()
+    authorizer = Authorizer(view, b"", clock, AccessSettings(True), Audit(None, clock))
+    assert authorizer.is_token_left("child")
+
+
 def test_streams_open_and_end_while_rules_change():
     view = ClusterView(MemoryStore(MemoryRecords()))
     authorizer = Authorizer(view, b"", FakeClock(), AccessSettings(True), Audit(None, FakeClock()))
