@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from isolog.errors import (
     UnknownTopic,
 )
 from spark_stream.client.reading import ranges
+from spark_stream.client.reading.loop import Fetcher
 from spark_stream.schema.schemas import TIMESTAMP_TYPE
 from tests.support import NUMBERS, eventually, numbers, values
 
@@ -145,23 +147,26 @@ def test_read_below_the_log_start_fails_with_the_first_remaining_offset(log, top
     assert log.read(topic, start=start).equals(table)
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize("start", ["earliest", 0])
-def test_retention_during_a_read_fails_only_a_read_from_an_offset(log, topic, monkeypatch, start):
+def test_retention_during_a_read_fails_only_a_read_from_an_offset(
+    log, topic, monkeypatch, start, partitions
+):
     """A read from the earliest returns the remaining records. One from an offset fails."""
-    log.create_topic(topic, config={"segment.bytes": 65536})
+    log.create_topic(topic, partitions, config={"segment.bytes": 65536})
     with log.producer() as producer:
         for _ in range(10):
-            producer.append(topic, values(b"x" * 20_000, b"y"))
+            producer.append(topic, values(b"x" * 20_000, b"y"), partition=0)
             producer.flush()
 
-    def evict_first(source, first, last, *more):
+    def evict_first(read, *given, **named):
         if log.describe(topic).partitions[0].log_start_offset == 0:
             log.alter_topic(topic, config={"retention.bytes": 1})
             eventually(lambda: log.describe(topic).partitions[0].log_start_offset)
-        return read_range(source, first, last, *more)
+        return read(*given, **named)
 
-    read_range = ranges.read_range
-    monkeypatch.setattr(ranges, "read_range", evict_first)
+    for each in (ranges.read_range, ranges.read_together):
+        monkeypatch.setattr(ranges, each.__name__, partial(evict_first, each))
     if start == 0:
         with pytest.raises(OffsetEvicted):
             log.read(topic, start=start)
@@ -170,6 +175,29 @@ def test_retention_during_a_read_fails_only_a_read_from_an_offset(log, topic, mo
         left = log.describe(topic).partitions[0].log_start_offset
         assert 0 < left < 20
         assert found == list(range(left, 20))
+
+
+@pytest.mark.parametrize(("small", "calls"), [(1_000, 1), (1, 2), (0, 22)])
+def test_small_ranges_share_a_call(log, topic, monkeypatch, small, calls):
+    """20 partitions have a row each, 19 are empty, and one has three rows."""
+    log.create_topic(topic, 40, schema=NUMBERS)
+    with log.producer() as producer:
+        for partition in range(0, 40, 2):
+            producer.append(topic, numbers(partition, 1), partition=partition)
+        producer.append(topic, numbers(100, 3), partition=3)
+    expected = [*range(0, 3, 2), 100, 101, 102, *range(4, 40, 2)]
+    assert log.read(topic)["n"].to_pylist() == expected  # this connects and finds the leaders
+    opened = []
+
+    def count(reader, sendings, shared):
+        opened.append(sendings)
+        start(reader, sendings, shared)
+
+    start = Fetcher.open
+    monkeypatch.setattr(Fetcher, "open", count)
+    monkeypatch.setattr(ranges, "SMALL_RANGE", small)
+    assert log.read(topic)["n"].to_pylist() == expected
+    assert len(opened) == calls
 
 
 def test_columns_are_chosen_and_ordered_by_the_caller(log, topic):

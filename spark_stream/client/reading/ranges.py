@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ from spark_stream.wire.topic_messages import TopicDescription
 logger = logger_of(__name__)
 
 _READERS_MAX: Final = 4
+SMALL_RANGE: Final = 1_000
+"""The most records of a range that shares a call. Larger ranges are read in parallel."""
 
 
 def read_range(
@@ -250,9 +253,7 @@ def read_partition(
 
     ``tables``: the source of records below the log start, or of all with ``in_table``.
     """
-    if isolation is Isolation.READ_ATOMIC:
-        isolation = Isolation.READ_COMMITTED  # all transactions below a cut are decided
-    source = Source(router, view, span.topic.id, number, isolation, tables=tables)
+    source = _source(router, view, span, number, isolation, tables)
     first, last = span.starts[number], span.ends[number]
     if in_table:
         rows = fetched_from_table(source, first, last) if first < last else None
@@ -260,6 +261,25 @@ def read_partition(
         return
     if first >= last:  # empty, but the leader refuses an offset that never existed
         check_place(source, first, last)
+    yield from _read_log(source, first, last, from_earliest=span.from_earliest)
+
+
+def _source(
+    router: Router,
+    view: View,
+    span: TopicSpan,
+    number: int,
+    isolation: Isolation,
+    tables: LakeTables | None,
+) -> Source:
+    if isolation is Isolation.READ_ATOMIC:
+        isolation = Isolation.READ_COMMITTED  # all transactions below a cut are decided
+    return Source(router, view, span.topic.id, number, isolation, tables=tables)
+
+
+def _read_log(
+    source: Source, first: int, last: int, *, from_earliest: bool
+) -> Iterator[pa.RecordBatch]:
     while True:
         try:
             for each in read_range(source, first, last):
@@ -269,7 +289,7 @@ def read_partition(
             return
         except OffsetEvicted as error:
             left = error.details.get("log_start_offset")
-            if not span.from_earliest or left is None:
+            if not from_earliest or left is None:
                 raise
             first = left  # the read starts at the earliest record that is left
 
@@ -283,15 +303,54 @@ def read_table(
     *,
     in_table: bool = False,
 ) -> pa.Table:
-    """Return the records of :func:`read_partition` as one table, partitions one after another."""
+    """Return the records of :func:`read_partition` as one table, partitions one after another.
+
+    Small ranges share a call to each leader.
+    """
+    numbers = sorted(span.starts)
+    small: list[int] = []
+    if not in_table:
+        small = [n for n in numbers if span.ends[n] - span.starts[n] <= SMALL_RANGE]
+    if len(small) == 1:
+        small = []
 
     def of_partition(number: int) -> list[pa.RecordBatch]:
         return list(
             read_partition(router, view, span, number, isolation, tables, in_table=in_table)
         )
 
-    parts = in_parallel(of_partition, sorted(span.starts), _READERS_MAX)
-    return pa.Table.from_batches([batch for part in parts for batch in part], view.schema)
+    sources = [_source(router, view, span, number, isolation, tables) for number in small]
+    parts = dict(zip(small, _read_small(sources, span), strict=True))
+    large = [number for number in numbers if number not in parts]
+    parts.update(zip(large, in_parallel(of_partition, large, _READERS_MAX), strict=True))
+    return pa.Table.from_batches(
+        [batch for number in numbers for batch in parts[number]], view.schema
+    )
+
+
+def _read_small(sources: Sequence[Source], span: TopicSpan) -> list[list[pa.RecordBatch]]:
+    """Return the records of small ranges. The rest of a range that ended early is read alone."""
+    starts, ends = span.starts, span.ends
+    wanted = [
+        WantedRange(each, starts[each.partition], ends[each.partition], checks=True)
+        for each in sources
+    ]
+    found = []
+    with closing(read_together(wanted)) as together:
+        for source, fetched in zip(sources, together, strict=True):
+            first, last = starts[source.partition], ends[source.partition]
+            is_checked = False
+            batches = []
+            for each in fetched:
+                is_checked, first = True, each.next
+                if each.batch.num_rows:
+                    batches.append(each.batch)
+            if first < last:
+                batches.extend(_read_log(source, first, last, from_earliest=span.from_earliest))
+            elif not is_checked:
+                check_place(source, first, last)
+            found.append(batches)
+    return found
 
 
 def _by_key(offsets: Mapping[str, Mapping[int, int]]) -> dict[Key, int]:
