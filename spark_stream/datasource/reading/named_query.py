@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+import psutil
 from msgspec import structs
 
 from spark_stream.client.reading.named_reader import ReaderHeartbeats
@@ -37,6 +38,11 @@ _PATIENCE_S: Final = 2.0
 
 _PAUSE_S: Final = 30.0
 """The time after a failure in which no progress is stored."""
+
+_LOOK_S: Final = 0.02
+
+_JVM_END_S: Final = 2.0
+"""The longest wait for the end of a JVM that has closed its sockets."""
 
 _TRIGGER_S: Final = 600.0
 """The longest silence of a query before its second plan, which shows its trigger interval."""
@@ -60,6 +66,7 @@ class NamedQuery:
         self._longest_s = 0.0  # between two plans
         self._jvm = visible_jvm()
         self._is_ending = False
+        self._is_terminated = False
 
     def note_plan(self) -> None:
         """Record that Spark plans a micro-batch.
@@ -76,14 +83,27 @@ class NamedQuery:
             self._heartbeats.patience_s = self._longest_s or _TRIGGER_S
 
     def end(self) -> None:
-        """Record the end of the run. It is clean unless the JVM of its driver has died."""
+        """Record the end of the run. It is clean unless the JVM of its driver has died.
+
+        Spark stops a source by SIGTERM. Without it the JVM is usually about to end: a killed
+        process closes its sockets some moments before it is gone.
+        """
         self._is_ending = True
         if self._heartbeats is not None:
-            is_clean = self._jvm is None or is_running(self._jvm)
+            is_clean = self._jvm is None or self._outlives_the_run(self._jvm)
             self._heartbeats.end(ReaderEnding.CLEAN if is_clean else ReaderEnding.LOST)
 
+    def _outlives_the_run(self, jvm: psutil.Process) -> bool:
+        deadline = time.monotonic() + _JVM_END_S
+        while is_running(jvm):
+            if self._is_terminated or time.monotonic() >= deadline:
+                return True
+            time.sleep(_LOOK_S)
+        return False
+
     def _on_terminated(self, number: int, frame: FrameType | None) -> None:
-        """Record the end before the process ends: Spark stops a source by SIGTERM."""
+        """Record the end before the process ends."""
+        self._is_terminated = True
         if not self._is_ending:
             self.end()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import subprocess
 import sys
 from typing import Any
 
+import psutil
 import pytest
 
 import isolog
 from isolog.errors import BrokerUnavailable, DataLoss, InvalidOption
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.consistency.isolation import ReaderEnding, ReaderState
+from spark_stream.datasource.reading import named_query
 from spark_stream.wire.consumer_messages import ConsumerDescription, PinStart, RecordProgress
 from tests.conftest import ROOT
 from tests.datasource.sources import Query, batch_read
@@ -304,6 +307,21 @@ def test_a_second_sigterm_does_not_lose_the_end_of_a_query(shared, log, ten, end
     command = [sys.executable, "-c", RUN, shared.address, ten, ended]
     subprocess.run(command, cwd=ROOT, timeout=60)
     assert seen(log, ten).state is ReaderState.STOPPED
+
+
+@pytest.mark.parametrize(("looks", "state"), [(3, ReaderState.GONE), (None, ReaderState.STOPPED)])
+def test_query_whose_jvm_is_dying_at_its_end_is_lost(shared, log, ten, monkeypatch, looks, state):
+    """A killed JVM still runs for some moments after its sockets are closed."""
+    query = Query(shared.address, ten, consumer=ten)
+    query.batch()
+    seen_running = itertools.count()
+    monkeypatch.setattr(named_query, "_JVM_END_S", 0.1 if looks is None else 60.0)
+    monkeypatch.setattr(
+        named_query, "is_running", lambda jvm: looks is None or next(seen_running) < looks
+    )
+    query.reader._named._jvm = psutil.Process()
+    query.reader.stop()
+    assert seen(log, ten).state is state
 
 
 def test_pinned_start_is_a_streaming_offset(shared, log, ten):
