@@ -353,7 +353,7 @@ def test_only_brokers_have_keys_and_each_has_a_configuration() -> None:
     assert all("admin-password" in each.splitlines() for each in ignored)
     for folder in ("/etc/isolog/certs", "/etc/isolog/authority"):  # a volume gets their owner
         assert folder in stages()["broker"]
-    assert "pip install '.[certs,metrics]'" in stages()["build"]
+    assert "pip install '.[certs,lake,metrics]'" in stages()["build"]
 
 
 @pytest.mark.spark
