@@ -18,6 +18,7 @@ PARTS = (
     "native",
     "where",
     "waiting",
+    "clients",
     "transactions",
     "history",
     "growth",
@@ -105,6 +106,10 @@ def _measure(
                     from bench import waiting_bench
 
                     waiting_bench.run(log, results)
+                if "clients" in parts:
+                    from bench import clients_bench
+
+                    clients_bench.run(log, results, given.seconds)
                 if "transactions" in parts:
                     from bench import transactions_bench
 

@@ -17,7 +17,9 @@ from rich.table import Table
 Figure = dict[str, Any]
 """One figure as it is in a file of results."""
 
-LESS_IS_BETTER = frozenset({"ms", "s", "MiB", "KiB", "files", "% of a core", "switches", "calls"})
+LESS_IS_BETTER = frozenset(
+    {"us", "ms", "s", "MiB", "KiB", "files", "% of a core", "switches", "calls"}
+)
 """Units of costs. The other units are rates."""
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Consumer, Producer, TopicPartition
 
+from bench import clients_bench
 from bench.kafka.turns import BATCHES, ISOLOG, KAFKA, Turns, rotated
 from bench.kafka.world import World, messages, produce
 from bench.records import batch_of
@@ -17,6 +18,7 @@ _SHARE: Final = 4
 """The rates are of this many times fewer rows than elsewhere."""
 
 _PATIENCE_S: Final = 60.0
+_MANY_S: Final = 10.0
 
 
 def run(world: World, turns: Turns, rounds: int) -> None:
@@ -25,6 +27,7 @@ def run(world: World, turns: Turns, rounds: int) -> None:
     _transactions(world, turns, rounds // 4)
     _to_consumer(world, turns, rounds)
     _rates(world, turns)
+    _many(world, turns)
 
 
 def _acknowledged(world: World, turns: Turns, rounds: int) -> None:
@@ -155,6 +158,30 @@ def _rates(world: World, turns: Turns) -> None:
         note="Kafka: consume() of up to 10,000",
     )
     world.delete(topic)
+
+
+def _many(world: World, turns: Turns) -> None:
+    """Producers of single rows on many connections, without and with consumers."""
+    sides = {
+        KAFKA: ("kafka", world.kafka.bootstrap, world.kafka.process.pid),
+        ISOLOG: ("isolog", world.ours.bootstrap, world.ours.process.pid),
+    }
+    for producers in clients_bench.PRODUCERS:
+        topic = world.topic(clients_bench.CONNECTIONS)
+        figures: dict[str, dict[str, list[float]]] = {"rows/s": {}, "ms": {}, "us": {}}
+        for turn in range(turns.turns):
+            for each in rotated(list(sides), turn):
+                side, address, pid = sides[each]
+                found = clients_bench.measure(side, address, pid, topic, producers, _MANY_S)
+                figures["rows/s"].setdefault(each, []).append(found.rows_s)
+                figures["ms"].setdefault(each, []).append(found.p99_ms)
+                figures["us"].setdefault(each, []).append(found.broker_us)
+        clients = clients_bench.CONNECTIONS * (producers + (producers > 1))
+        of = f"{clients:,} clients that send a row at a time"
+        turns.add("clients", of, "rows/s", figures["rows/s"])
+        turns.add("latency", f"{of}, p99", "ms", figures["ms"])
+        turns.add("clients", f"{of}: the broker's processor time of a row", "us", figures["us"])
+        world.delete(topic)
 
 
 # -- how -------------------------------------------------------------------------------------------
