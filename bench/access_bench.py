@@ -9,6 +9,10 @@ from __future__ import annotations
 import os
 import random
 import secrets
+import socket
+import ssl
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -40,6 +44,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.cluster.access import RULES, USERS, User, encode
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.testing.local_cluster import LocalCluster
+from spark_stream.transport.tls import TlsFiles, client_context, server_context
 from spark_stream.wire.topic_messages import AskedTopic, ListOffsets
 
 TURNS: Final = 7
@@ -51,6 +56,10 @@ RULES_EACH: Final = 10
 USER, PASSWORD = "bench", "correct horse battery"
 TOPIC: Final = "t"
 LARGE: Final = "large"
+TRANSFERRED: Final = 1 << 29
+TRANSFER_BYTES: Final = 256 << 10
+"""The bytes of one call to a socket, as in ``transport.channel``."""
+
 _TOPIC: Final = Pattern(ResourceKind.TOPIC, TOPIC)
 Options = Mapping[str, str]
 
@@ -67,6 +76,7 @@ def run(place: Path, results: Results, seconds: float) -> None:
         def start(conf: Mapping[str, Any], options: Options, rules: int | None = None) -> _Place:
             return stack.enter_context(_broker(one.schema, conf, options, rules))
 
+        _sockets(results, TlsFiles(cert, key), TlsFiles(ca=ca))
         _rates(results, start({}, {}), start(tls, trusting), seconds / TURNS)
         stack.close()  # a connection that has carried gigabytes is slower
         plain = start({}, {})
@@ -229,6 +239,56 @@ def _rates(results: Results, plain: _Place, protected: _Place, seconds: float) -
         )
     for at in (plain, protected):
         at.log.delete_topic(LARGE)
+
+
+def _sockets(results: Results, server: TlsFiles, client: TlsFiles) -> None:
+    """The limit of any program: sockets of Python, plain and with TLS, in turns."""
+    contexts = server_context(server), client_context(client)
+    rates: list[float] = []
+    ratios: list[float] = []
+    used: list[float] = []
+    for _ in range(TURNS):
+        plain, plain_s = _transfer(None)
+        protected, protected_s = _transfer(contexts)
+        rates.append(protected / 1e6)
+        ratios.append(protected / plain)
+        used.append((protected_s - plain_s) / TRANSFERRED * 1e9)
+    results.add(
+        "sockets, TLS",
+        "MB/s",
+        measured=median(rates),
+        ceiling=median(rates) / median(ratios),
+        note="ceiling: plain",
+    )
+    results.add("sockets, processor time that TLS adds to 1 GB", "s", measured=median(used))
+
+
+def _transfer(contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None) -> tuple[float, float]:
+    """Send bytes to a thread. Return the bytes a second, and the processor time of both sides."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    received = threading.Thread(target=_receive, args=(listener, contexts))
+    received.start()
+    with closing(socket.create_connection(listener.getsockname())) as plain:
+        sock = contexts[1].wrap_socket(plain, server_hostname="localhost") if contexts else plain
+        data = memoryview(secrets.token_bytes(TRANSFER_BYTES))
+        began, before, sent = now(), time.process_time(), 0
+        while sent < TRANSFERRED:
+            sent += sock.send(data)
+        sock.close()
+        received.join()
+    listener.close()
+    return sent / (now() - began), time.process_time() - before
+
+
+def _receive(
+    listener: socket.socket, contexts: tuple[ssl.SSLContext, ssl.SSLContext] | None
+) -> None:
+    plain, _ = listener.accept()
+    sock = contexts[0].wrap_socket(plain, server_side=True) if contexts else plain
+    into = bytearray(TRANSFER_BYTES)
+    with closing(sock):
+        while sock.recv_into(into):
+            pass
 
 
 def _append_for(at: _Place, batch: pa.RecordBatch, seconds: float) -> int:
