@@ -483,11 +483,16 @@ def reader_has_closed(descriptor: int) -> bool:
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Return whether the process runs. A zombie has ended, even before its parent waits for it."""
+    """Return whether the process runs. A zombie has ended, even before its parent waits for it.
+
+    A zombie with several threads has not: its first thread has ended, and others still hold files.
+    """
     import psutil  # slow to import
 
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False
 

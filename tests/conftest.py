@@ -101,6 +101,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: float = 20.0) -> None:
     """End the broker that a client started on the directory, and wait for its exit."""
     from spark_stream.client.connecting.embedded import known_address
+    from spark_stream.operating_system import is_running
 
     if known_address(directory) is None:
         return
@@ -110,7 +111,7 @@ def stop_broker(directory: Path, *, number: int = signal.SIGTERM, timeout_s: flo
             process.send_signal(signal.SIGCONT)
             process.send_signal(number)
             deadline = time.monotonic() + timeout_s
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            while is_running(process):
                 if time.monotonic() > deadline:
                     process.kill()
                 time.sleep(0.01)

@@ -21,7 +21,7 @@ import pytest
 
 import isolog
 from spark_stream.errors import BY_CODE, from_wire
-from spark_stream.operating_system import PORTABLE
+from spark_stream.operating_system import PORTABLE, is_running
 from spark_stream.testing.local_cluster import LocalBroker
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import CallFailed
@@ -115,7 +115,7 @@ class BrokerProcess(LocalBroker):
 def alive(pid: int) -> bool:
     """Return whether the process runs. A zombie does not."""
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return is_running(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
 

@@ -40,6 +40,7 @@ from spark_stream.operating_system import (
     reader_has_closed,
     unlock,
 )
+from tests.support import eventually
 
 PORTABLE = operating_system.PORTABLE
 BOTH = [pytest.param(False, id="native"), pytest.param(True, id="portable")]
@@ -359,6 +360,34 @@ def test_a_process_ends_by_sigterm_and_a_zombie_does_not_run() -> None:
     assert child.wait() == -signal.SIGTERM
     assert not is_running(process)
     end(process)
+
+
+FIRST_THREAD_ENDS = """
+import ctypes, sys, threading
+print(flush=True)
+threading.Thread(target=sys.stdin.read).start()
+ctypes.CDLL(None).syscall(int(sys.argv[1]), 0)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="exit of a thread, by its number")
+def test_a_process_runs_until_its_last_thread_has_ended() -> None:
+    """Linux reports it as a zombie when its first thread has ended."""
+    number = {"x86_64": 60}.get(os.uname().machine, 93)
+    with subprocess.Popen(
+        [sys.executable, "-c", FIRST_THREAD_ENDS, str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        process = psutil.Process(child.pid)
+        child.stdout.readline()
+        eventually(lambda: process.status() == psutil.STATUS_ZOMBIE)
+        assert child.poll() is None
+        assert is_running(process)
+        child.kill()
+        child.wait()
+        assert not is_running(process)
 
 
 # -- the mode --------------------------------------------------------------------------------------
