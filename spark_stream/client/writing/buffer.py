@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec import Struct, field
 
 from spark_stream.client.writing.partitioner import Part, partitions_of, split
-from spark_stream.client.writing.promises import Outcomes, RecordPromise
+from spark_stream.client.writing.promises import Answers, Outcomes, RecordPromise
 from spark_stream.errors import BufferFull, IsologError
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
@@ -49,12 +49,16 @@ class Buffer:
     """Room for ``limit`` bytes. A caller without room waits up to ``timeout_s``: backpressure.
 
     ``hurry`` is called, without the lock, before a caller waits. It sends the waiting records.
+    ``answers``: the connection that a flush reads while it waits.
     """
 
-    def __init__(self, limit: int, timeout_s: float, hurry: Callable[[], None]) -> None:
+    def __init__(
+        self, limit: int, timeout_s: float, hurry: Callable[[], None], answers: Answers
+    ) -> None:
         self._limit = limit
         self._timeout_s = timeout_s
         self._hurry = hurry
+        self._answers = answers
         self.lock = new_lock()
         self._changed = threading.Condition(self.lock)
         self._bytes = 0
@@ -147,6 +151,7 @@ class Buffer:
         self.outstanding -= records
         if self._flushing or self._crowded:
             self._changed.notify_all()
+            self._answers.wake()
 
     def await_settled(self, timeout: float | None) -> None:
         """Wait until all earlier records are settled.
@@ -162,10 +167,9 @@ class Buffer:
             flush = self._flushes
         try:
             self._hurry()
+            timeout = self._answers.read_until(lambda: self._has_settled(flush), timeout)
             with self.lock:
-                if not self._changed.wait_for(
-                    lambda: min(self._unsettled, default=flush) >= flush, timeout
-                ):
+                if not self._changed.wait_for(lambda: self._is_settled(flush), timeout):
                     raise TimeoutError(
                         f"{self.outstanding} records are unacknowledged, including those sent after"
                         " the flush began"
@@ -174,12 +178,20 @@ class Buffer:
             with self.lock:
                 self._flushing -= 1
 
+    def _has_settled(self, flush: int) -> bool:
+        with self.lock:
+            return self._is_settled(flush)
+
+    def _is_settled(self, flush: int) -> bool:
+        return min(self._unsettled, default=flush) >= flush
+
     def abandon(self) -> None:
         """Count all records as settled, and wake the waiting callers."""
         with self.lock:
             self._bytes = self.outstanding = 0
             self._unsettled.clear()
             self._changed.notify_all()
+            self._answers.wake()
 
     def close(self, reason: IsologError) -> None:
         """Refuse new records, and wake the callers that wait for room."""

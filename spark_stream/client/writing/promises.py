@@ -19,6 +19,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -94,6 +95,27 @@ class Answers:
     def __init__(self) -> None:
         self.channel: SocketChannel | None = None
         """The connection of the latest batch. None before the first batch."""
+        self._read: list[SocketChannel] = []
+
+    def read_until(self, is_done: Callable[[], bool], timeout: float | None) -> float | None:
+        """Read until ``is_done`` returns True, or the loop has to read. Return the time left.
+
+        A thread that changes the result of ``is_done`` calls :meth:`wake` afterwards.
+        """
+        channel = self.channel
+        if channel is None:
+            return timeout
+        try:
+            self._read.append(channel)  # before the first call of is_done
+            return channel.read_until(is_done, timeout)
+        finally:
+            with suppress(ValueError):  # a signal handler came first
+                self._read.remove(channel)
+
+    def wake(self) -> None:
+        """Wake the threads in :meth:`read_until`."""
+        for each in tuple(self._read):
+            each.wake()
 
 
 class Failures:

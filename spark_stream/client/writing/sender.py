@@ -131,7 +131,9 @@ class Sender:
         self.failures = Failures(self._lifetime)
         self._order = new_lock()
         timeout_s = settings.timeout_ms / 1000
-        self.buffer = Buffer(settings.buffer_bytes, timeout_s, self._send_everything)
+        self.buffer = Buffer(
+            settings.buffer_bytes, timeout_s, self._send_everything, self.failures.answers
+        )
         self._lock = self.buffer.lock
         self._loop = ProducerLoop(
             self._connection,

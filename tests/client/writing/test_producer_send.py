@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,7 +26,9 @@ from isolog.errors import (
 from spark_stream import Written
 from spark_stream.client.writing import batches
 from spark_stream.client.writing import producer as producing
+from spark_stream.client.writing.buffer import Buffer
 from spark_stream.client.writing.lanes import Outgoing
+from spark_stream.operating_system import PORTABLE
 from tests.support import NUMBERS, values
 
 pytestmark = pytest.mark.slow  # each test uses a broker
@@ -418,6 +421,43 @@ def test_after_flush_every_future_is_done(log, topic):
             futures = [producer.append(topic, batch), producer.send(topic, b"v")]
             producer.flush()
             assert all(future.done() for future in futures)
+
+
+@pytest.mark.skipif(PORTABLE or not hasattr(select, "epoll"), reason="only with epoll")
+def test_a_thread_that_flushes_reads_the_acknowledgement(log, topic, monkeypatch):
+    """A hand-over from the loop would cost a change of threads."""
+    log.create_topic(topic)
+    readers: list[int] = []
+
+    def settle(self, rows, share):
+        readers.append(threading.get_ident())
+        give_back(self, rows, share)
+
+    give_back = Buffer._give_back
+    with log.producer() as producer:
+        producer.send(topic, b"v").result()
+        monkeypatch.setattr(Buffer, "_give_back", settle)
+        for _ in range(50):
+            producer.send(topic, b"v")
+            producer.flush()
+    assert readers.count(threading.get_ident()) > 50  # it also settles up before each send
+
+
+def test_threads_that_flush_at_the_same_time_all_end(log, topic):
+    log.create_topic(topic, partitions=4)
+
+    def send(partition: int) -> None:
+        for _ in range(50):
+            producer.send(topic, b"v", partition=partition)
+            producer.flush(60)
+
+    with log.producer() as producer:
+        threads = [threading.Thread(target=send, args=(each,)) for each in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert len(log.read(topic)) == 200
 
 
 def test_a_cancelled_future_does_not_affect_other_records(log, topic):
