@@ -22,7 +22,7 @@ def test_leader_with_a_full_disk_hands_over_and_rejoins_the_isr(tmp_path):
             retried = producer.append("t", numbers(3_000_000, 10_000), partition=0)
             assert retried.result(60).count == 10_000
             assert log.describe("t").partitions[0].leader != "a"
-            eventually(lambda: "the log refuses writes" in a.log_text())
+            eventually(lambda: "writes are refused in t/0" in a.log_text())
         limited(a, NO_LIMIT)
         eventually(lambda: len(log.describe("t").partitions[0].isr) == 2)
         assert log.read("t").num_rows == 3_010_000
