@@ -183,6 +183,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").rea
 )
 def test_examples_of_the_testing_page_run(tmp_path: Path, number: int):
     assert len(EXAMPLES) == 3
+    # The third example imports the store of a user.
+    store = "from spark_stream.cluster.stores.sqlite import SqliteStore as MyStore"
+    (tmp_path / "my_package.py").write_text(store)
     done = pytest_run(tmp_path, EXAMPLES[number])
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
