@@ -47,6 +47,7 @@ parts = st.lists(
 )
 
 
+@native  # it maps files
 @pytest.mark.rule("checks of mapped segment files", "client/reading/fetching.py")
 @settings(
     max_examples=examples(40),

@@ -25,7 +25,7 @@ from isolog.errors import (
 from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
 from spark_stream.cluster.stores.store import FORM, Delete, Put
-from tests.support import eventually
+from tests.support import eventually, native
 
 
 def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path):
@@ -56,7 +56,7 @@ def inotify_instances() -> int:
     return sum(os.readlink(each) == "anon_inode:inotify" for each in links)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has inotify")
+@native  # inotify
 def test_a_store_watches_its_file_only_while_a_thread_waits_for_changes(tmp_path):
     """A user has 128 instances of inotify by default, and most stores never wait."""
     before = inotify_instances()

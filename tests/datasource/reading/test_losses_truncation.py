@@ -12,7 +12,7 @@ from isolog.errors import DataLoss
 from spark_stream.consistency.entries import ENTRY_SIZE
 from tests.brokers import append_entries, truncate_log
 from tests.datasource.sources import Query, batch_read
-from tests.support import NUMBERS, BrokerProcess, numbers
+from tests.support import NUMBERS, BrokerProcess, native, numbers
 
 EARLIER = {
     "test_truncated_log_is_reported_with_partition_range_and_epochs",
@@ -32,6 +32,7 @@ def made(broker: BrokerProcess, topic: str) -> str:
     return topic
 
 
+@native  # without a boot id each kill counts as a power cut
 def test_epoch_continues_until_the_log_differs_from_its_last_state(broker, topic):
     """After a crash of the process alone the logs are complete: the kernel has every write."""
     with broker.connect() as log:
@@ -146,6 +147,7 @@ def test_task_does_not_read_other_records_after_a_truncation(broker, made, fail)
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(60))
 
 
+@native  # without a boot id each kill counts as a power cut
 def test_log_without_losses_is_read_after_a_kill(broker, made):
     """Its epoch continues too: the kernel has every write."""
     query = Query(broker.address, made)
