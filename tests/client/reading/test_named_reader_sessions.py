@@ -145,11 +145,13 @@ print(len(consumer.poll(20)), flush=True)
 
 
 MEMBER = """
+import time
 import isolog
 log = isolog.connect(sys.argv[1])
 with log.consumer(sys.argv[2], group=sys.argv[3]) as consumer:
     print(len(consumer.poll(20)), flush=True)
-    input()
+    while True:  # a single long wait could begin just after the signal
+        time.sleep(0.05)
 """
 
 
