@@ -1,0 +1,180 @@
+"""The bytes of a message as plain values, by its schema.
+
+Every length and count is checked against the bytes that are left, so a message cannot take more
+memory than its limits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+from spark_stream.kafka.messages.schemas import Field, Schema
+from spark_stream.kafka.refusals import MalformedRequest
+
+VALUES_MAX: Final = 200_000
+"""The most values in all arrays of a message."""
+
+Read = Callable[["MessageReader"], Any]
+"""A function that reads one value."""
+
+_NUMBERS: Final = {
+    "int8": struct.Struct(">b"),
+    "int16": struct.Struct(">h"),
+    "uint16": struct.Struct(">H"),
+    "int32": struct.Struct(">i"),
+    "uint32": struct.Struct(">I"),
+    "int64": struct.Struct(">q"),
+    "float64": struct.Struct(">d"),
+}
+_UUID_BYTES: Final = 16
+
+
+def read_message(schema: Schema, version: int, data: memoryview) -> dict[str, Any]:
+    """Return the fields of a message. Fields that the version lacks have their defaults.
+
+    Raises:
+        MalformedRequest: The bytes do not follow the schema, or there are more of them.
+    """
+    reader = MessageReader(data)
+    found: dict[str, Any] = _reader_of(schema, version)(reader)
+    if reader.left:
+        raise MalformedRequest(f"{reader.left} bytes follow the {schema.name}")
+    return found
+
+
+class MessageReader:
+    """The bytes of a message, from which values are read in order."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._at = 0
+        self._values = 0
+
+    @property
+    def left(self) -> int:
+        """The number of bytes that are left."""
+        return len(self._data) - self._at
+
+    def take(self, size: int) -> memoryview:
+        """Return the next bytes. Raise MalformedRequest if there are too few."""
+        if not 0 <= size <= self.left:
+            raise MalformedRequest(f"a value has {size} bytes, and {self.left} are left")
+        found = self._data[self._at : self._at + size]
+        self._at += size
+        return found
+
+    def number(self, kind: struct.Struct) -> Any:
+        """Return a number of a fixed size."""
+        return kind.unpack(self.take(kind.size))[0]
+
+    def uvarint(self) -> int:
+        """Return an unsigned number of up to 32 bits in groups of seven."""
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise MalformedRequest("a number is longer than 5 bytes")
+
+    def count(self, size: int) -> int:
+        """Check the number of values of an array, and return it."""
+        self._values += size
+        if not 0 <= size <= self.left or self._values > VALUES_MAX:
+            raise MalformedRequest(f"an array has {size} values, and {self.left} bytes are left")
+        return size
+
+
+@cache
+def _reader_of(schema: Schema, version: int) -> Read:
+    return _struct_reader(schema.fields, version, version in schema.flexible)
+
+
+def _struct_reader(fields: tuple[Field, ...], version: int, flexible: bool) -> Read:
+    defaults: dict[str, Any] = {
+        each.name: [] if each.is_array else each.default for each in fields
+    }
+    plain: list[tuple[str, Read]] = []
+    tagged: dict[int, tuple[str, Read]] = {}
+    for each in fields:
+        if version not in each.versions:
+            continue
+        entry = each.name, _field_reader(each, version, flexible)
+        if version in each.tagged:
+            tagged[each.tag] = entry
+        else:
+            plain.append(entry)
+
+    def read(reader: MessageReader) -> dict[str, Any]:
+        found = defaults.copy()
+        for name, read_value in plain:
+            found[name] = read_value(reader)
+        if flexible:
+            for _ in range(reader.count(reader.uvarint())):
+                tag, size = reader.uvarint(), reader.uvarint()
+                inner = MessageReader(reader.take(size))
+                if tag in tagged:
+                    name, read_value = tagged[tag]
+                    found[name] = read_value(inner)
+        return found
+
+    return read
+
+
+def _field_reader(field: Field, version: int, flexible: bool) -> Read:
+    nullable = version in field.nullable
+    if not field.is_array:
+        return _value_reader(field, version, flexible, nullable)
+    read_value = _value_reader(field, version, flexible, nullable=False)
+
+    def read(reader: MessageReader) -> list[Any] | None:
+        size = reader.uvarint() - 1 if flexible else reader.number(_NUMBERS["int32"])
+        if size == -1 and nullable:
+            return None
+        return [read_value(reader) for _ in range(reader.count(size))]
+
+    return read
+
+
+def _value_reader(field: Field, version: int, flexible: bool, nullable: bool) -> Read:
+    match field.kind:
+        case "struct":
+            read_struct = _struct_reader(field.fields, version, flexible)
+            if not nullable:
+                return read_struct
+            return lambda reader: (
+                None if reader.number(_NUMBERS["int8"]) == -1 else read_struct(reader)
+            )
+        case "bool":
+            return lambda reader: reader.take(1)[0] != 0
+        case "uuid":
+            return lambda reader: bytes(reader.take(_UUID_BYTES))
+        case "string":
+            return _sized_reader(_NUMBERS["int16"], flexible, nullable, _text)
+        case "bytes":
+            return _sized_reader(_NUMBERS["int32"], flexible, nullable, bytes)
+        case "records":
+            return _sized_reader(_NUMBERS["int32"], flexible, nullable, lambda found: found)
+        case _:
+            kind = _NUMBERS[field.kind]
+            return lambda reader: reader.number(kind)
+
+
+def _text(found: memoryview) -> str:
+    try:
+        return str(found, "utf-8")
+    except UnicodeDecodeError:
+        raise MalformedRequest("a text is not UTF-8") from None
+
+
+def _sized_reader(
+    length: struct.Struct, flexible: bool, nullable: bool, convert: Callable[[memoryview], Any]
+) -> Read:
+    def read(reader: MessageReader) -> Any:
+        size = reader.uvarint() - 1 if flexible else reader.number(length)
+        return None if size == -1 and nullable else convert(reader.take(size))
+
+    return read

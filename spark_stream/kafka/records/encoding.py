@@ -1,0 +1,132 @@
+"""Arrow rows as the records of a batch: the reverse of ``decoding``.
+
+The parts of all records between two texts are built as one array. Arrow then joins the parts of
+each record.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_stream.kafka.records.batches import pack_batch
+from spark_stream.kafka.records.varints import Ints, varint_columns, varint_sizes, zigzag
+
+_NOTHING: Final = pa.scalar(b"", pa.binary())
+_NO_HEADERS: Final = pa.scalar(b"\0", pa.binary())
+
+
+def encode_batch(rows: pa.RecordBatch, offsets: Ints, *, leader_epoch: int = -1) -> bytes:
+    """Return a batch with these rows.
+
+    Args:
+        rows: Columns ``key`` and ``value`` (binary), ``headers``, and ``timestamp`` (µs). At least
+            one row.
+        offsets: The offset of each row, rising.
+        leader_epoch: The leader epoch of the partition.
+    """
+    micros = rows.column("timestamp").cast(pa.int64())
+    times_ms = np.frombuffer(micros.buffers()[1], np.int64, len(micros), 8 * micros.offset) // 1_000
+    first_ms, base = int(times_ms[0]), int(offsets[0])
+    records = _records(rows, times_ms - first_ms, offsets - base)
+    return pack_batch(
+        base,
+        int(offsets[-1]) - base,
+        first_ms,
+        int(times_ms.max()),
+        rows.num_rows,
+        records,
+        leader_epoch=leader_epoch,
+    )
+
+
+def _records(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffer:
+    key, value = rows.column("key"), rows.column("value")
+    key_size, value_size = zigzag(_sizes(key)), zigzag(_sizes(value))
+    headers, headers_size = _headers(rows.column("headers"))
+    distance, delta = zigzag(distances_ms), zigzag(deltas)
+    lengths = (
+        1
+        + varint_sizes(distance)
+        + varint_sizes(delta)
+        + varint_sizes(key_size)
+        + np.maximum(_sizes(key), 0)
+        + varint_sizes(value_size)
+        + np.maximum(_sizes(value), 0)
+        + headers_size
+    )
+    head = _joined(zigzag(lengths), None, distance, delta, key_size)
+    joined = pc.binary_join_element_wise(
+        head,
+        key,
+        _joined(value_size),
+        value,
+        headers,
+        _NOTHING,
+        null_handling="replace",
+        null_replacement=b"",
+    )
+    offsets = np.frombuffer(joined.buffers()[1], np.int32, len(joined) + 1, 4 * joined.offset)
+    return joined.buffers()[2].slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+
+
+def _sizes(array: pa.Array) -> Ints:
+    """Return the size of each value in bytes. Null has -1."""
+    sizes = pc.fill_null(pc.binary_length(array), -1)
+    found: Ints = np.frombuffer(sizes.buffers()[1], np.int32, len(sizes), 4 * sizes.offset).astype(
+        np.int64
+    )
+    return found
+
+
+def _joined(*parts: Ints | None) -> pa.Array:
+    """Return an array whose values are the varints of a row. None: a byte of zero."""
+    count = next(len(each) for each in parts if each is not None)
+    zeros = np.zeros((count, 1), np.uint8), np.ones((count, 1), np.bool_)
+    columns = [zeros if each is None else varint_columns(each) for each in parts]
+    data = np.concatenate([each for each, _ in columns], axis=1)
+    used = np.concatenate([each for _, each in columns], axis=1)
+    bounds = np.zeros(count + 1, np.int32)
+    np.cumsum(used.sum(axis=1), out=bounds[1:])
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data[used])]
+    )
+
+
+def _headers(lists: pa.Array) -> tuple[pa.Array | pa.Scalar, Ints | int]:
+    """Return the count and the headers of each row as bytes, and their sizes."""
+    if lists.null_count == len(lists):
+        return _NO_HEADERS, 1
+    counts = pc.fill_null(pc.list_value_length(lists), 0)
+    counts = np.frombuffer(counts.buffers()[1], np.int32, len(counts), 4 * counts.offset).astype(
+        np.int64
+    )
+    fields = lists.flatten()
+    key, value = (each.cast(pa.binary()) for each in fields.flatten())
+    parts = (
+        pc.binary_join_element_wise(
+            _joined(zigzag(_sizes(key))),
+            key,
+            _joined(zigzag(_sizes(value))),
+            value,
+            _NOTHING,
+            null_handling="replace",
+            null_replacement=b"",
+        )
+        if len(key)
+        else pa.array([], pa.binary())
+    )
+    firsts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=firsts[1:])
+    bounds = np.frombuffer(parts.buffers()[1] or bytes(4), np.int32, len(parts) + 1)
+    # The headers of a row follow each other.
+    texts = pa.Array.from_buffers(
+        pa.binary(),
+        len(counts),
+        [None, pa.py_buffer(bounds[firsts].copy()), parts.buffers()[2]],
+    )
+    found = pc.binary_join_element_wise(_joined(zigzag(counts)), texts, _NOTHING)
+    return found, _sizes(found)
