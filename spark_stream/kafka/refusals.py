@@ -6,7 +6,31 @@ Source: https://kafka.apache.org/protocol#protocol_error_codes.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from spark_stream.errors import (
+    BatchTooLarge as TooLargeForTopic,
+)
+from spark_stream.errors import (
+    DataLoss,
+    DiskFull,
+    InvalidRecord,
+    IsologError,
+    LeaderUnavailable,
+    NotEnoughReplicas,
+    OffsetEvicted,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    PermissionDenied,
+    ProducerFenced,
+    RecordTooLarge,
+    RequestTimeout,
+    SchemaMismatch,
+    StorageFailure,
+    Unauthenticated,
+    UnknownPartition,
+    UnknownTopic,
+)
 
 
 class KafkaCode(IntEnum):
@@ -17,8 +41,22 @@ class KafkaCode(IntEnum):
     OFFSET_OUT_OF_RANGE = 1
     CORRUPT_MESSAGE = 2
     UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
+    INVALID_TOPIC_EXCEPTION = 17
+    NOT_ENOUGH_REPLICAS = 19
+    INVALID_REQUIRED_ACKS = 21
+    TOPIC_AUTHORIZATION_FAILED = 29
+    UNSUPPORTED_VERSION = 35
     INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    FETCH_SESSION_ID_NOT_FOUND = 70
     UNSUPPORTED_COMPRESSION_TYPE = 76
     INVALID_RECORD = 87
 
@@ -35,6 +73,18 @@ class MalformedRequest(Refusal):
     code = KafkaCode.INVALID_REQUEST
 
 
+class InvalidTopic(Refusal):
+    """The error for a topic that Kafka's clients cannot use."""
+
+    code = KafkaCode.INVALID_TOPIC_EXCEPTION
+
+
+class InvalidAcks(Refusal):
+    """The error for a number of acknowledgements other than -1, 0 and 1."""
+
+    code = KafkaCode.INVALID_REQUIRED_ACKS
+
+
 class CorruptBatch(Refusal):
     """The error for a batch whose bytes contradict each other, or its checksum."""
 
@@ -47,6 +97,12 @@ class InvalidRecords(Refusal):
     code = KafkaCode.INVALID_RECORD
 
 
+class UnsupportedBatch(Refusal):
+    """The error for a batch that the gateway does not take."""
+
+    code = KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+
 class UnsupportedCompression(Refusal):
     """The error for a compression that the message format does not have."""
 
@@ -57,3 +113,40 @@ class BatchTooLarge(Refusal):
     """The error for a batch that is larger than a limit after its decompression."""
 
     code = KafkaCode.MESSAGE_TOO_LARGE
+
+
+_CODES: Final[dict[type[IsologError], KafkaCode]] = {
+    UnknownTopic: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
+    UnknownPartition: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
+    OffsetOutOfRange: KafkaCode.OFFSET_OUT_OF_RANGE,
+    OffsetEvicted: KafkaCode.OFFSET_OUT_OF_RANGE,
+    DataLoss: KafkaCode.OFFSET_OUT_OF_RANGE,
+    LeaderUnavailable: KafkaCode.LEADER_NOT_AVAILABLE,
+    RequestTimeout: KafkaCode.REQUEST_TIMED_OUT,
+    NotEnoughReplicas: KafkaCode.NOT_ENOUGH_REPLICAS,
+    PermissionDenied: KafkaCode.TOPIC_AUTHORIZATION_FAILED,
+    Unauthenticated: KafkaCode.SASL_AUTHENTICATION_FAILED,
+    RecordTooLarge: KafkaCode.MESSAGE_TOO_LARGE,
+    TooLargeForTopic: KafkaCode.MESSAGE_TOO_LARGE,
+    SchemaMismatch: KafkaCode.INVALID_RECORD,
+    InvalidRecord: KafkaCode.INVALID_RECORD,
+    OutOfOrderSequence: KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ProducerFenced: KafkaCode.INVALID_PRODUCER_EPOCH,
+    DiskFull: KafkaCode.KAFKA_STORAGE_ERROR,
+    StorageFailure: KafkaCode.KAFKA_STORAGE_ERROR,
+}
+
+
+def code_of(error: Exception) -> KafkaCode:
+    """Return the error code for an error of a broker, or for a refusal.
+
+    A client repeats a request after a retriable code.
+    """
+    if isinstance(error, Refusal):
+        return error.code
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind]
+    if isinstance(error, IsologError) and error.retriable:
+        return KafkaCode.NOT_LEADER_OR_FOLLOWER
+    return KafkaCode.UNKNOWN_SERVER_ERROR

@@ -146,6 +146,8 @@ class Fetcher:
     The first range is delivered until :meth:`move_to`. Frames of later ranges are held undecoded,
     and their credit is not returned. :data:`TOGETHER` bounds their size.
 
+    ``arrived``: called on any thread when :meth:`take` has something to return. It must not block.
+
     ``_lock`` guards the core, and is held without blocking. :meth:`stop` takes no lock, because the
     garbage collector may call it on any thread, by closing a generator.
     """
@@ -160,7 +162,9 @@ class Fetcher:
         max_bytes: int = FETCH_BYTES,
         together: bool = False,
         patience_s: float | None = None,
+        arrived: Callable[[], None] | None = None,
     ) -> None:
+        self._arrived = arrived
         self._ranges = ranges
         self._watch = watch
         self._fail_on_loss = fail_on_loss
@@ -434,8 +438,13 @@ class Fetcher:
     def _pass_on(self) -> None:
         """Queue the core's news for the consumer. The caller holds the lock."""
         for each in self._core.out:
-            self._queue.put(each)
+            self._put(each)
         self._core.out.clear()
+
+    def _put(self, item: _Item) -> None:
+        self._queue.put(item)
+        if self._arrived is not None:
+            self._arrived()
 
     def _set_timer(self) -> None:
         """Set the timer for the core. The caller holds the lock."""
@@ -491,7 +500,7 @@ class Fetcher:
         logger.debug("unexpected error in a fetch", exc_info=error)
         if not isinstance(error, IsologError):
             error = InternalError(f"unexpected error in a fetch: {error!r}")
-        self._queue.put(error)
+        self._put(error)
 
     # -- calls ----------------------------------------------------------------------------------
 
@@ -642,7 +651,7 @@ class Fetcher:
             )
             if before is not None and is_worth_giving:
                 request = call.ranges[place]
-                self._queue.put(
+                self._put(
                     _QueuedFrame(
                         fetch.number,
                         fetch.key,
@@ -680,7 +689,7 @@ class Fetcher:
             self._watch()
         except IsologError as error:
             if not error.retriable:
-                self._queue.put(error)
+                self._put(error)
                 return
         except Exception as error:
             self.fail(error)

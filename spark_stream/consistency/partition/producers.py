@@ -2,7 +2,8 @@
 
 A producer numbers its batches in each partition 0, 1, 2, … (after 2^31-1 comes 0), and starts again
 with each epoch. So the leader can distinguish a retry of a batch (a duplicate), a new batch, and a
-gap.
+gap. A Kafka producer numbers its records instead: its batch covers several sequences, and is known
+by the last one.
 
 Invariants of a producer's state:
 
@@ -54,13 +55,20 @@ EPOCH_MAX: Final = (1 << 15) - 1
 class Stamp(Positional):
     """The producer of a batch, and the batch's place in the producer's order in the partition.
 
-    ``sequence`` counts batches, from 0 in each partition. After 2^31-1 comes 0.
+    ``sequence`` counts batches, from 0 in each partition. After 2^31-1 comes 0. ``first``: the
+    first of the sequences up to ``sequence`` that the batch covers, None for ``sequence`` itself.
     """
 
     producer_id: OffsetField
     epoch: Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
     sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
     transaction: Annotated[int, Meta(ge=NO_TRANSACTION, le=INT64_MAX)] = NO_TRANSACTION
+    first: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | None = None
+
+    @property
+    def first_sequence(self) -> int:
+        """The first sequence that the batch covers."""
+        return self.sequence if self.first is None else self.first
 
 
 NOBODY: Final = Stamp(NO_PRODUCER, NO_PRODUCER_EPOCH, NO_SEQUENCE)
@@ -142,7 +150,7 @@ def judge(
     if state is None or stamp.epoch > state.epoch:
         if state is not None and state.open:
             return RefusedBatch(RefusalReason.ANOTHER, following(state.last_sequence))
-        return Accepted() if stamp.sequence == 0 else RefusedBatch(RefusalReason.GAP, 0)
+        return Accepted() if stamp.first_sequence == 0 else RefusedBatch(RefusalReason.GAP, 0)
     expected = following(state.last_sequence)
     if stamp.epoch < state.epoch:
         return RefusedBatch(RefusalReason.FENCED, expected)
@@ -153,14 +161,14 @@ def judge(
         return RefusedBatch(RefusalReason.ENDED, expected)
     if stamp.transaction != NO_TRANSACTION and not state.open and state.recent:
         return RefusedBatch(RefusalReason.ANOTHER, expected)  # the epoch has written outside any
-    if stamp.sequence == expected:
+    if stamp.first_sequence == expected:
         return Accepted()
     for batch in state.recent:
         if batch.sequence == stamp.sequence:
             if batch.count != records:
                 return RefusedBatch(RefusalReason.OTHER_BATCH, expected)
             return Duplicate(Offset(batch.offset), batch.count, batch.crc)
-    ahead = (stamp.sequence - expected) % (SEQUENCE_MAX + 1)
+    ahead = (stamp.first_sequence - expected) % (SEQUENCE_MAX + 1)
     gap = not state.recent or ahead <= SEQUENCE_MAX // 2
     return RefusedBatch(RefusalReason.GAP if gap else RefusalReason.TOO_OLD, expected)
 

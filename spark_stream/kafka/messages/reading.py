@@ -94,9 +94,7 @@ def _reader_of(schema: Schema, version: int) -> Read:
 
 
 def _struct_reader(fields: tuple[Field, ...], version: int, flexible: bool) -> Read:
-    defaults: dict[str, Any] = {
-        each.name: [] if each.is_array else each.default for each in fields
-    }
+    defaults: dict[str, Any] = {each.name: [] if each.is_array else each.default for each in fields}
     plain: list[tuple[str, Read]] = []
     tagged: dict[int, tuple[str, Read]] = {}
     for each in fields:

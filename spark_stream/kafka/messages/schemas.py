@@ -86,6 +86,16 @@ def load_schema(name: str) -> Schema:
 
 
 @cache
+def request_names() -> dict[int, str]:
+    """Return the name of each request by its key, such as ``Fetch``."""
+    found = {}
+    for path in _folder().glob("*Request.json"):
+        schema = load_schema(path.stem)
+        found[schema.api_key] = schema.name.removesuffix("Request")
+    return found
+
+
+@cache
 def _folder() -> Path:
     found = find_spec("kafka")
     if found is None or not found.submodule_search_locations:

@@ -171,4 +171,7 @@ def _headers(
     values = _slices(buffer, value_at, value_size)
     fields = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
     offsets = pa.py_buffer(firsts.astype(np.int32))
-    return pa.Array.from_buffers(HEADERS_TYPE, len(counts), [None, offsets], children=[fields]), at
+    # As in isolog's own clients, a record without headers has null.
+    present = pa.array(counts > 0).buffers()[1]
+    lists = pa.Array.from_buffers(HEADERS_TYPE, len(counts), [present, offsets], children=[fields])
+    return lists, at

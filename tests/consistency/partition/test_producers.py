@@ -100,6 +100,47 @@ def test_duplicates_are_detected_across_the_wrap():
     assert judge(state, Stamp(7, 0, 2), 2) == Accepted()
 
 
+def of_records(first: int, count: int, epoch: int = 0) -> Stamp:
+    """The stamp of a batch of a Kafka producer, whose sequences count records."""
+    last = (first + count - 1) % (SEQUENCE_MAX + 1)
+    return Stamp(7, epoch, last, first=first)
+
+
+@given(
+    st.sampled_from([0, SEQUENCE_MAX - 40]),
+    st.lists(st.integers(1, 30), min_size=1, max_size=12),
+    st.data(),
+)
+def test_sequences_of_records_are_judged_as_in_kafka(start, counts, data):
+    """Each batch is followed by a duplicate of a recent one, and by batches that do not fit."""
+    state = ProducerState(0, (start - 1) % (SEQUENCE_MAX + 1)) if start else None
+    first, offset = start, 0
+    written_before: list[tuple[Stamp, int, int]] = []
+    for count in counts:
+        stamp = of_records(first, count)
+        assert judge(state, stamp, count) == Accepted()
+        state = appended(state, stamp, offset, count, 0)
+        written_before.append((stamp, offset, count))
+        offset += count
+        first = following(stamp.sequence)
+        again, at, rows = data.draw(st.sampled_from(written_before[-WINDOW:]))
+        assert judge(state, again, rows) == Duplicate(at, rows)
+        gap = data.draw(st.integers(1, 1_000))
+        late = of_records((first + gap) % (SEQUENCE_MAX + 1), 2)
+        assert judge(state, late, 2) == RefusedBatch(RefusalReason.GAP, first)
+    if len(written_before) > WINDOW:
+        oldest, _, rows = written_before[-WINDOW - 1]
+        assert refusal(state, oldest, rows) is RefusalReason.TOO_OLD
+
+
+def test_a_batch_that_overlaps_the_last_one_is_refused():
+    state = appended(None, of_records(0, 10), 0, 10, 0)
+    assert refusal(state, of_records(5, 5), 5) is RefusalReason.OTHER_BATCH
+    assert refusal(state, of_records(5, 10), 10) is RefusalReason.TOO_OLD
+    assert judge(state, of_records(0, 3, epoch=1), 3) == Accepted()
+    assert refusal(state, of_records(3, 3, epoch=1), 3) is RefusalReason.GAP
+
+
 def test_a_refused_batch_uses_up_its_sequence():
     state = appended(written(3), Stamp(7, 0, 3), -1, 0, 9)
     assert judge(state, Stamp(7, 0, 4), 2) == Accepted()

@@ -1,0 +1,149 @@
+"""Appends of batches that another program has stamped, such as a Kafka producer.
+
+A batch is sent once. After a failure the caller sends it again, with the same stamp, by which the
+leader recognises a duplicate. So the writer has neither a state nor an order of its own: the caller
+sends the batches of a producer to a partition in the order of their sequences.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from itertools import count
+
+import pyarrow as pa
+from msgspec import Struct, field
+
+from spark_stream.client.connecting.routes import Route
+from spark_stream.client.topics import TopicsClient
+from spark_stream.client.writing.lanes import Outgoing
+from spark_stream.client.writing.loop import AppendStream
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.partition.producers import Stamp
+from spark_stream.errors import IsologError
+from spark_stream.transport.lifetime import new_lock
+from spark_stream.wire.stream_messages import Ack, AppendTo, BatchRefused, Envelope
+from spark_stream.wire.topic_messages import TopicDescription
+
+
+class _OpenStream(Struct, eq=False):
+    """A stream to a leader, with the batches that it has not answered, by their numbers.
+
+    ``error``: the error that ended it, or None.
+    """
+
+    place: tuple[str, str]
+    stream: AppendStream
+    waiting: dict[int, tuple[Route, Future[Ack]]] = field(default_factory=dict)
+    error: IsologError | None = None
+
+
+class StampedWriter:
+    """The streams of appends with an isolation level, one to each leader of a topic. Thread-safe.
+
+    ``timeout_ms``: the longest time until an answer of a leader.
+    """
+
+    def __init__(self, topics: TopicsClient, isolation: Isolation, timeout_ms: int) -> None:
+        self._topics = topics
+        self._isolation = isolation
+        self._timeout_ms = timeout_ms
+        self._lock = new_lock()
+        self._opening = new_lock(is_brief=False)
+        self._streams: dict[int, _OpenStream] = {}
+        self._by_place: dict[tuple[str, str], int] = {}  # topic id and address of the leader
+        self._numbers = count()
+
+    def append(
+        self, topic: TopicDescription, partition: int, batch: pa.RecordBatch, stamp: Stamp
+    ) -> Future[Ack]:
+        """Send a batch to the leader of the partition. Return the future of its answer.
+
+        Raises:
+            LeaderUnavailable, UnknownTopic, BrokerUnavailable, RequestTimeout: The leader was not
+                found, or does not accept a connection. The batch was not sent.
+        """
+        route = self._topics.router.route(topic.name, topic.id, partition)
+        answer: Future[Ack] = Future()
+        number = next(self._numbers)
+        opened = self._stream_of(topic, route)
+        with self._lock:
+            if opened.error is not None:
+                raise opened.error.again()
+            opened.waiting[number] = route, answer
+        envelope = Envelope(
+            number=number, partition=partition, stamp=stamp, leader_epoch=route.epoch
+        )
+        deadline = time.monotonic() + self._timeout_ms / 1_000
+        opened.stream.send(
+            envelope.to_bytes(), Outgoing(batch, partition, deadline, lambda _: None)
+        )
+        return answer
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._lock:
+            streams = list(self._streams.values())
+            self._streams.clear()
+            self._by_place.clear()
+        for each in streams:
+            each.stream.end()
+
+    def _stream_of(self, topic: TopicDescription, route: Route) -> _OpenStream:
+        place = topic.id, route.address
+        with self._opening:
+            with self._lock:
+                known = self._streams.get(self._by_place.get(place, -1))
+            if known is not None:
+                return known
+            shared = self._topics.router.link(route).connect(self._topics.router.timeout_s)
+            number = next(self._numbers)
+            opened = _OpenStream(place, AppendStream(number, shared, self._answered, self._ended))
+            with self._lock:
+                self._streams[number] = opened
+                self._by_place[place] = number
+            request = AppendTo(
+                topic=topic.name,
+                topic_id=topic.id,
+                isolation=self._isolation,
+                timeout_ms=self._timeout_ms,
+            )
+            try:
+                opened.stream.start(topic, request)
+            except IsologError:
+                self._remove(number)
+                raise
+            return opened
+
+    def _remove(self, number: int) -> _OpenStream | None:
+        with self._lock:
+            found = self._streams.pop(number, None)
+            if found is not None and self._by_place.get(found.place) == number:
+                del self._by_place[found.place]
+        return found
+
+    def _answered(self, number: int, ack: Ack) -> None:
+        with self._lock:
+            opened = self._streams.get(number)
+            found = None if opened is None else opened.waiting.pop(ack.number, None)
+        if found is None:
+            return
+        route, answer = found
+        if isinstance(ack, BatchRefused):
+            self._topics.router.on_failed(route, ack.error)
+        if ack.leader_epoch is not None:
+            self._topics.router.on_answer(route, ack.leader_epoch)
+        answer.set_result(ack)
+
+    def _ended(self, number: int, error: IsologError) -> None:
+        opened = self._remove(number)
+        if opened is not None:
+            self._fail(opened, error)
+
+    def _fail(self, opened: _OpenStream, error: IsologError) -> None:
+        with self._lock:
+            opened.error = error
+            waiting, opened.waiting = opened.waiting, {}
+        for route, answer in waiting.values():
+            self._topics.router.on_failed(route, error)
+            answer.set_exception(error.again())

@@ -1,0 +1,149 @@
+"""One connection of a Kafka client, without its socket: bytes in, requests out, and answers.
+
+A client may send several requests before the first answer. The answers have the order of the
+requests. An unknown request, or an unknown version of one, gets an error code as its answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Final
+
+from msgspec import Struct
+
+from spark_stream.kafka.messages.reading import read_message
+from spark_stream.kafka.messages.schemas import Schema, Versions, load_schema, request_names
+from spark_stream.kafka.messages.writing import write_message
+from spark_stream.kafka.refusals import KafkaCode, MalformedRequest
+
+SERVED: Final[dict[str, Versions]] = {
+    "Produce": Versions(3, 9),
+    "Fetch": Versions(4, 12),
+    "ListOffsets": Versions(1, 6),
+    "Metadata": Versions(0, 9),
+    "ApiVersions": Versions(0, 3),
+    "InitProducerId": Versions(0, 4),
+}
+"""The requests that the gateway answers, and their versions.
+
+Later versions of Produce and Fetch name topics by their ids only.
+"""
+
+FRAME_MAX: Final = 100 << 20
+"""The most bytes of a request. Kafka's default of ``socket.request.max.bytes``."""
+
+_SIZE: Final = struct.Struct(">i")
+_HEADER: Final = struct.Struct(">hhi")
+_ERROR: Final = "error_code"
+
+
+class KafkaRequest(Struct, frozen=True):
+    """A request. ``api``: its name, such as ``Fetch``. ``fields``: by their names.
+
+    ``unsupported``: the answer to it is this error code.
+    """
+
+    api: str
+    version: int
+    correlation_id: int
+    client_id: str
+    fields: dict[str, Any]
+    unsupported: KafkaCode | None = None
+
+
+class KafkaConnection:
+    """The received bytes of a connection."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def receive(self, data: bytes) -> Iterator[KafkaRequest]:
+        """Yield the requests that are complete with these bytes.
+
+        Raises:
+            MalformedRequest: The bytes are no request. The connection cannot be used any more.
+        """
+        self._data += data
+        while len(self._data) >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(self._data)
+            if not _HEADER.size <= size <= FRAME_MAX:
+                raise MalformedRequest(f"a request has {size} bytes")
+            end = _SIZE.size + size
+            if len(self._data) < end:
+                return
+            frame = bytes(memoryview(self._data)[_SIZE.size : end])
+            del self._data[:end]
+            yield read_request(frame)
+
+
+def read_request(frame: bytes) -> KafkaRequest:
+    """Return the request in a frame, without its length.
+
+    Raises:
+        MalformedRequest: The frame does not follow the schema of the request.
+    """
+    data = memoryview(frame)
+    key, version, correlation_id = _HEADER.unpack_from(frame)
+    api = request_names().get(key)
+    if api is None:
+        raise MalformedRequest(f"there is no request with the key {key}")
+    schema = load_schema(f"{api}Request")
+    if version not in SERVED.get(api, Versions()):
+        unsupported = KafkaCode.UNSUPPORTED_VERSION
+        # A client sends the latest version first, and continues with one of the answer.
+        known = version if version in schema.versions else schema.versions.first
+        used = 0 if api == "ApiVersions" else known
+        return KafkaRequest(api, used, correlation_id, "", {}, unsupported)
+    client_id, at = _client_id(data, _HEADER.size)
+    if version in schema.flexible:
+        at = _after_tags(data, at)
+    return KafkaRequest(
+        api, version, correlation_id, client_id, read_message(schema, version, data[at:])
+    )
+
+
+def _client_id(data: memoryview, at: int) -> tuple[str, int]:
+    if len(data) < at + 2:
+        raise MalformedRequest("a request ends in its header")
+    (size,) = struct.unpack_from(">h", data, at)
+    at += 2
+    if size < -1 or at + size > len(data):
+        raise MalformedRequest(f"the client id of a request has {size} bytes")
+    return str(data[at : at + max(size, 0)], "utf-8", "replace"), at + max(size, 0)
+
+
+def _after_tags(data: memoryview, at: int) -> int:
+    """Return the place after the tagged fields of a header. No version has any."""
+    if at >= len(data) or data[at] != 0:
+        raise MalformedRequest("the header of a request has tagged fields")
+    return at + 1
+
+
+def answer(request: KafkaRequest, values: Mapping[str, Any]) -> list[bytes]:
+    """Return the parts of an answer, with its length.
+
+    Args:
+        request: The request.
+        values: The fields of the response. Others have their defaults.
+    """
+    schema = load_schema(f"{request.api}Response")
+    parts = write_message(schema, request.version, values)
+    head = _SIZE.pack(request.correlation_id)
+    # Clients read the answer to ApiVersions before they know the versions of the server.
+    if request.version in schema.flexible and request.api != "ApiVersions":
+        head += b"\0"
+    size = len(head) + sum(len(each) for each in parts)
+    return [_SIZE.pack(size) + head, *parts]
+
+
+def refuse(request: KafkaRequest, code: KafkaCode) -> list[bytes]:
+    """Return the answer to a request that fails as a whole."""
+    schema = load_schema(f"{request.api}Response")
+    return answer(request, {_ERROR: int(code)} if _has_error(schema) else {})
+
+
+@cache
+def _has_error(schema: Schema) -> bool:
+    return any(each.name == _ERROR for each in schema.fields)

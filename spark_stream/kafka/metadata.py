@@ -1,0 +1,84 @@
+"""Metadata for Kafka clients: the gateway is the only broker, and leads all partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import Struct
+
+from spark_stream.client.log import Log
+from spark_stream.errors import IsologError
+from spark_stream.kafka.connection import SERVED, KafkaRequest
+from spark_stream.kafka.messages.schemas import load_schema
+from spark_stream.kafka.reading import topic_with_kafkas_columns
+from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
+from spark_stream.schema.schemas import is_default
+
+NODE: Final = 0
+"""The broker id of the gateway."""
+
+_FIRST_WITH_NULL: Final = 1
+"""The version in which null, and not an empty list, means all topics."""
+
+Answer = dict[str, Any]
+
+
+class GatewayAddress(Struct, frozen=True):
+    """The address of the gateway for its clients."""
+
+    host: str
+    port: int
+
+
+def api_versions(request: KafkaRequest) -> Answer:
+    """Return the fields of the answer about the supported requests.
+
+    A client that sends a later version of this request gets the answer with an error code too, and
+    sends an earlier version then.
+    """
+    keys = [
+        {"api_key": load_schema(f"{name}Request").api_key, "min_version": each.first}
+        | {"max_version": each.last}
+        for name, each in SERVED.items()
+    ]
+    code = KafkaCode.NONE if request.unsupported is None else request.unsupported
+    return {"error_code": int(code), "api_keys": keys}
+
+
+def metadata(log: Log, cluster_id: str, address: GatewayAddress, request: KafkaRequest) -> Answer:
+    """Return the fields of the answer about topics. Topics with other columns are not listed."""
+    asked = request.fields["topics"]
+    if asked is None or (not asked and request.version < _FIRST_WITH_NULL):
+        described = [log.describe(name) for name in log.topics()]
+        names = [each.name for each in described if is_default(each.schema)]
+    else:
+        names = [each["name"] for each in asked]
+    node = {"node_id": NODE, "host": address.host, "port": address.port}
+    return {
+        "brokers": [node],
+        "cluster_id": cluster_id,
+        "controller_id": NODE,
+        "topics": [_topic(log, name) for name in names],
+    }
+
+
+def _topic(log: Log, name: str) -> Mapping[str, Any]:
+    try:
+        log._topics.drop(name)
+        topic = topic_with_kafkas_columns(log, name)
+    except (IsologError, Refusal) as error:
+        return {"name": name, "error_code": int(code_of(error))}
+    return {
+        "name": name,
+        "partitions": [
+            {
+                "partition_index": each.partition,
+                "leader_id": NODE,
+                "leader_epoch": -1,
+                "replica_nodes": [NODE],
+                "isr_nodes": [NODE],
+            }
+            for each in topic.partitions
+        ],
+    }

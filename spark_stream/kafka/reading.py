@@ -1,0 +1,385 @@
+"""Reads of a Kafka client: fetches and offsets.
+
+A connection reads each partition by a prefetching reader, from the offset of its first fetch on. A
+fetch at another offset starts the reader again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from msgspec import Struct
+
+from spark_stream.client.log import Log
+from spark_stream.client.reading.columns import View
+from spark_stream.client.reading.fetching import Fetched, Source
+from spark_stream.client.reading.loop import Fetcher, WantedRange
+from spark_stream.consistency.isolation import Isolation
+from spark_stream.errors import (
+    IsologError,
+    LeaderUnavailable,
+    OffsetOutOfRange,
+    UnknownPartition,
+)
+from spark_stream.kafka.records.encoding import encode_batch
+from spark_stream.kafka.refusals import InvalidTopic, KafkaCode, code_of
+from spark_stream.loggers import logger_of
+from spark_stream.schema.schemas import is_default
+from spark_stream.wire.messages import EARLIEST, LATEST
+from spark_stream.wire.topic_messages import AskedTopic, PartitionOffset, TopicDescription
+
+logger = logger_of(__name__)
+
+COLUMNS: Final = ["key", "value", "headers", "timestamp"]
+_BOUNDS_S: Final = 0.5
+"""The greatest age of the bounds in an answer with records. Without records they are read again."""
+
+_IDLE_S: Final = 60.0
+"""The time without a fetch after which a partition's reader is stopped."""
+
+_LATEST_MS: Final = -1
+_EARLIEST_MS: Final = -2
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+
+def isolation_of(level: int) -> Isolation:
+    """Return the isolation level of a request: 0 is ``read_uncommitted``, 1 ``read_committed``.
+
+    Kafka's consumers see replicated records only. So level 0 reads the replicated ones.
+    """
+    return Isolation.READ_COMMITTED if level == 1 else Isolation.READ_REPLICATED
+
+
+def topic_with_kafkas_columns(log: Log, name: str) -> TopicDescription:
+    """Return a topic, from the cache.
+
+    Raises:
+        InvalidTopic: The topic has other columns.
+        UnknownTopic: There is no such topic.
+    """
+    found = log._topics.known(name)
+    if not is_default(found.schema):
+        raise InvalidTopic(f"the topic {name!r} has columns of its own")
+    return found
+
+
+class Bounds(Struct, frozen=True):
+    """The bounds of a partition, and the time of their look-up."""
+
+    log_start: int
+    last_stable_offset: int
+    high_watermark: int
+    looked_up: float
+
+
+class PartitionReader:
+    """A reader of one partition, and the records that were fetched and not yet sent."""
+
+    def __init__(self, source: Source, position: int, arrived: threading.Event) -> None:
+        self.source = source
+        self.position = position
+        self.used = time.monotonic()
+        self.bounds: Bounds | None = None
+        self._arrived = arrived
+        self._waiting: deque[Fetched] = deque()
+        self._fetcher = self._started()
+
+    def _started(self) -> Fetcher:
+        wanted = WantedRange(self.source, self.position, None, checks=True)
+        return Fetcher([wanted], arrived=self._arrived.set)
+
+    def move_to(self, position: int) -> None:
+        """Read from this position on."""
+        self.used = time.monotonic()
+        if position != self.position:
+            self.stop()
+            self._waiting.clear()
+            self.position = position
+            self._fetcher = self._started()
+
+    def take(self, most_bytes: int) -> bytes:
+        """Return record batches of about this size, and at least one record if there is any.
+
+        Raises:
+            IsologError: The partition cannot be read further.
+        """
+        found = bytearray()
+        while fetched := self._next():
+            rows = fetched.batch.num_rows
+            size = fetched.batch.nbytes
+            left = most_bytes - len(found)
+            if size > left:
+                fitting = int(rows * left / size)
+                if fitting < 1 and found:
+                    self._waiting.appendleft(fetched)
+                    break
+                rows = max(1, fitting)
+            offsets = fetched.offsets()
+            found += encode_batch(fetched.batch.slice(0, rows), offsets[:rows])
+            if rows < fetched.batch.num_rows:
+                self.position = int(offsets[rows])
+                self._waiting.appendleft(_rest(fetched, rows))
+                break
+            self.position = fetched.next
+        return bytes(found)
+
+    def _next(self) -> Fetched | None:
+        """Return the next fetched records, if there are any."""
+        if self._waiting:
+            return self._waiting.popleft()
+        while True:
+            taken = self._fetcher.take(0.0)
+            if taken is None:
+                return None
+            fetched = taken[1]
+            if fetched.batch.num_rows:
+                return fetched
+            self.position = max(self.position, fetched.next)
+
+    def stop(self) -> None:
+        """Stop the reader."""
+        self._fetcher.stop()
+
+
+def _rest(fetched: Fetched, rows: int) -> Fetched:
+    """Return the records after the first ``rows``."""
+    offsets = fetched.offsets()[rows:]
+    return Fetched(
+        fetched.partition,
+        int(offsets[0]),
+        fetched.next,
+        fetched.batch.slice(rows),
+        lineage=fetched.lineage,
+        scattered=np.ascontiguousarray(offsets),
+    )
+
+
+class FetchSession:
+    """The readers of one connection."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._readers: dict[tuple[Place, Isolation], PartitionReader] = {}
+        self._arrived = threading.Event()
+
+    def close(self) -> None:
+        """Stop all readers."""
+        for each in self._readers.values():
+            each.stop()
+        self._readers.clear()
+
+    def fetch(self, fields: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+        """Return the fields of the answer to a fetch, at the latest at the deadline."""
+        isolation = isolation_of(fields["isolation_level"])
+        left, least = fields["max_bytes"], fields["min_bytes"]
+        answers: dict[Place, dict[str, Any]] = {}
+        asked = {
+            (topic["topic"], each["partition"]): each
+            for topic in fields["topics"]
+            for each in topic["partitions"]
+        }
+        readers = self._readers_of(asked, isolation, answers)
+        size = 0
+        while True:
+            self._arrived.clear()
+            for place, reader in readers.items():
+                if place in answers:
+                    continue
+                try:
+                    most = min(asked[place]["partition_max_bytes"], left - size)
+                    data = reader.take(max(1, most)) if most > 0 else b""
+                except IsologError as error:
+                    self._drop(place, isolation)
+                    answers[place] = self._failure(place, error)
+                    continue
+                if data:
+                    size += len(data)
+                    answers[place] = {"records": data}
+            wait_s = deadline - time.monotonic()
+            if answers or size >= least or wait_s <= 0:
+                break
+            self._arrived.wait(wait_s)
+        self._add_bounds(asked, readers, answers)
+        self._stop_idle()
+        return {"responses": _by_topic(asked, answers)}
+
+    def _readers_of(
+        self,
+        asked: Mapping[Place, Mapping[str, Any]],
+        isolation: Isolation,
+        answers: dict[Place, dict[str, Any]],
+    ) -> dict[Place, PartitionReader]:
+        found = {}
+        for place, each in asked.items():
+            try:
+                found[place] = self._reader(place, isolation, each["fetch_offset"])
+            except Exception as error:
+                answers[place] = self._failure(place, error)
+        return found
+
+    def _reader(self, place: Place, isolation: Isolation, position: int) -> PartitionReader:
+        name, number = place
+        topic = topic_with_kafkas_columns(self._log, name)
+        if number not in range(len(topic.partitions)):
+            topic = self._log._topics.describe(name)  # it may have grown
+        if number not in range(len(topic.partitions)):
+            raise UnknownPartition(f"topic {name!r} has no partition {number}")
+        if position < 0:
+            raise OffsetOutOfRange(f"{name}/{number}: there is no offset {position}")
+        reader = self._readers.get((place, isolation))
+        if reader is not None and reader.source.topic_id != topic.id:
+            self._drop(place, isolation)
+            reader = None
+        if reader is None:
+            view = View.of(name, topic.schema, COLUMNS)
+            source = Source(
+                self._log._topics.router,
+                view,
+                topic.id,
+                number,
+                isolation,
+                tables=self._log._tables,
+            )
+            reader = PartitionReader(source, position, self._arrived)
+            self._readers[place, isolation] = reader
+        reader.move_to(position)
+        return reader
+
+    def _drop(self, place: Place, isolation: Isolation) -> None:
+        reader = self._readers.pop((place, isolation), None)
+        if reader is not None:
+            reader.stop()
+
+    def _failure(self, place: Place, error: Exception) -> dict[str, Any]:
+        code = code_of(error)
+        if code is KafkaCode.UNKNOWN_TOPIC_OR_PARTITION:
+            self._log._topics.drop(place[0])
+        logger.debug("%s/%d: a fetch failed: %s", *place, error)
+        return {"error_code": int(code), "high_watermark": -1, "records": b""}
+
+    def _stop_idle(self) -> None:
+        now = time.monotonic()
+        for (place, isolation), reader in list(self._readers.items()):
+            if now - reader.used > _IDLE_S:
+                self._drop(place, isolation)
+
+    def _add_bounds(
+        self,
+        asked: Iterable[Place],
+        readers: Mapping[Place, PartitionReader],
+        answers: dict[Place, dict[str, Any]],
+    ) -> None:
+        """Add the bounds of the partitions, and an answer without records where there is none."""
+        now = time.monotonic()
+        outdated: list[Place] = []
+        for place in asked:
+            answer = answers.setdefault(place, {"records": b""})
+            if "error_code" in answer:
+                continue
+            bounds = readers[place].bounds
+            if bounds is None or not answer["records"] or now - bounds.looked_up > _BOUNDS_S:
+                outdated.append(place)
+        for place, found in bounds_of(self._log, outdated).items():
+            if isinstance(found, IsologError):
+                answers[place] = self._failure(place, found)
+            else:
+                readers[place].bounds = found
+        for place in asked:
+            answer = answers[place]
+            reader = readers.get(place)
+            if "error_code" in answer or reader is None or reader.bounds is None:
+                continue
+            answer["high_watermark"] = max(reader.bounds.high_watermark, reader.position)
+            answer["last_stable_offset"] = max(reader.bounds.last_stable_offset, reader.position)
+            answer["log_start_offset"] = reader.bounds.log_start
+
+
+def bounds_of(log: Log, places: Sequence[Place]) -> dict[Place, Bounds | IsologError]:
+    """Return the bounds of partitions, by a call to each leader."""
+    looked_up = time.monotonic()
+    found: dict[Place, Bounds | IsologError] = {}
+    for place, each in _looked_up(log, places, facts=True).items():
+        if isinstance(each, IsologError):
+            found[place] = each
+            continue
+        facts = each.facts
+        if facts is None or facts.high_watermark is None or facts.last_stable_offset is None:
+            found[place] = LeaderUnavailable(f"{place[0]}/{place[1]}: the leader has no bounds yet")
+            continue
+        found[place] = Bounds(
+            each.log_start_offset, facts.last_stable_offset, facts.high_watermark, looked_up
+        )
+    return found
+
+
+def _looked_up(
+    log: Log, places: Sequence[Place], **given: Any
+) -> dict[Place, PartitionOffset | IsologError]:
+    """Look up offsets. ``given``: fields of an ``AskedTopic``."""
+    if not places:
+        return {}
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in places:
+        by_topic.setdefault(topic, []).append(number)
+    asked = [
+        AskedTopic.of(topic=topic, partitions=numbers, **given)
+        for topic, numbers in by_topic.items()
+    ]
+    try:
+        found = log._topics.look_up(asked)
+    except IsologError as error:
+        return dict.fromkeys(places, error)
+    answers: dict[Place, PartitionOffset | IsologError] = {}
+    for topic, number in places:
+        topic_offsets = found.topics.get(topic)
+        failure = found.unknown.get(topic)
+        known = None if topic_offsets is None else topic_offsets.partitions.get(number)
+        missing = UnknownPartition(f"topic {topic!r} has no partition {number}")
+        answers[topic, number] = failure or known or missing
+    return answers
+
+
+def list_offsets(log: Log, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the answer to a look-up of offsets.
+
+    A time is that of the records, as for ``seek`` in isolog.
+    """
+    isolation = isolation_of(fields["isolation_level"])
+    answers: dict[Place, dict[str, Any]] = {}
+    by_time: dict[int, list[Place]] = {}
+    asked: list[Place] = []
+    for topic in fields["topics"]:
+        for each in topic["partitions"]:
+            place = topic["name"], each["partition_index"]
+            asked.append(place)
+            by_time.setdefault(each["timestamp"], []).append(place)
+    for timestamp, places in by_time.items():
+        at = EARLIEST if timestamp == _EARLIEST_MS else LATEST
+        micros = None if timestamp < 0 else timestamp * 1_000
+        found_by_place = _looked_up(log, places, at=at, isolation=isolation, timestamp=micros)
+        for place, found in found_by_place.items():
+            if isinstance(found, IsologError):
+                answers[place] = {"error_code": int(code_of(found)), "offset": -1}
+                continue
+            answers[place] = {"offset": found.offset, "timestamp": max(timestamp, -1)}
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for name, number in asked:
+        answer = {"partition_index": number} | answers[name, number]
+        topics.setdefault(name, []).append(answer)
+    return {"topics": [{"name": name, "partitions": each} for name, each in topics.items()]}
+
+
+def _by_topic(
+    asked: Iterable[Place], answers: Mapping[Place, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for name, number in asked:
+        topics.setdefault(name, []).append({"partition_index": number, **answers[name, number]})
+    return [{"topic": name, "partitions": each} for name, each in topics.items()]
