@@ -56,6 +56,10 @@ COMMANDS: Final = {
         "Serve a web page with live partitions, records, transactions and consumers of the"
         " cluster.",
     ),
+    "kafka-gateway": (
+        "commands.kafka_gateway:kafka_gateway",
+        "Serve Kafka's protocol, for producers and consumers of Kafka without a group.",
+    ),
     "prepare-spark": (
         "operating.setup:prepare_spark",
         "Reduce the start time of Spark's Python workers. Run it once per installation of PySpark.",

@@ -37,19 +37,17 @@ class KafkaGateway:
 
     Args:
         log: The connection to the brokers.
-        listen: The host and the port to listen on. Port 0 means a free one.
-        advertised: The address in the answers to clients, by default the one to listen on.
+        listener: The socket to listen on. The caller closes it.
+        advertised: The address of the gateway in its answers.
     """
 
-    def __init__(
-        self, log: Log, listen: tuple[str, int], advertised: GatewayAddress | None = None
-    ) -> None:
+    def __init__(self, log: Log, listener: socket.socket, advertised: GatewayAddress) -> None:
         self._log = log
         self._cluster_id = log.status().cluster_id
         self._producers = Producers(log)
-        self._listener = socket.create_server(listen, backlog=CONNECTIONS_MAX)
-        host, self.port = listen[0], self._listener.getsockname()[1]
-        self._address = advertised or GatewayAddress(host, self.port)
+        self._listener = listener
+        listener.listen(CONNECTIONS_MAX)
+        self._address = advertised
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -63,7 +61,6 @@ class KafkaGateway:
         self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
         with self._lock:
             open_now = list(self._connections)
         for each in open_now:

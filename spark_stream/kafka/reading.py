@@ -26,6 +26,7 @@ from spark_stream.errors import (
     OffsetOutOfRange,
     UnknownPartition,
 )
+from spark_stream.kafka.records.batches import pack_marker
 from spark_stream.kafka.records.encoding import encode_batch
 from spark_stream.kafka.refusals import InvalidTopic, KafkaCode, code_of
 from spark_stream.loggers import logger_of
@@ -111,6 +112,7 @@ class PartitionReader:
             IsologError: The partition cannot be read further.
         """
         found = bytearray()
+        before = self.position
         while fetched := self._next():
             rows = fetched.batch.num_rows
             size = fetched.batch.nbytes
@@ -122,12 +124,15 @@ class PartitionReader:
                     break
                 rows = max(1, fitting)
             offsets = fetched.offsets()
-            found += encode_batch(fetched.batch.slice(0, rows), offsets[:rows])
-            if rows < fetched.batch.num_rows:
-                self.position = int(offsets[rows])
+            is_whole = rows == fetched.batch.num_rows
+            following = fetched.next if is_whole else int(offsets[rows])
+            found += encode_batch(fetched.batch.slice(0, rows), offsets[:rows], following)
+            self.position = following
+            if not is_whole:
                 self._waiting.appendleft(_rest(fetched, rows))
                 break
-            self.position = fetched.next
+        if not found and self.position > before:
+            return pack_marker(self.position - 1)  # only records of aborted transactions
         return bytes(found)
 
     def _next(self) -> Fetched | None:

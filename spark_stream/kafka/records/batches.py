@@ -25,9 +25,11 @@ _MAGIC: Final = 2
 _XERIAL: Final = b"\x82SNAPPY\0"
 _XERIAL_HEADER: Final = 16
 _CODEC_BITS: Final = 7
-_LOG_APPEND_TIME: Final = 1 << 3
 _TRANSACTIONAL: Final = 1 << 4
 _CONTROL: Final = 1 << 5
+
+# A record of 16 bytes: its key has a version and the type 0, its value a version and an epoch.
+_MARKER: Final = bytes([32, 0, 0, 0, 8, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0])
 
 NO_PRODUCER: Final = -1
 
@@ -186,18 +188,12 @@ def pack_batch(
     last_ms: int,
     count: int,
     records: pa.Buffer,
-    *,
-    leader_epoch: int = -1,
-    append_time: bool = False,
+    attributes: int = 0,
 ) -> bytes:
-    """Return a batch for consumers, without compression and producer.
-
-    ``append_time``: ``last_ms`` is the time of all records, and that of their append.
-    """
+    """Return a batch for consumers, without compression and producer."""
     size = _HEADER.size - _LENGTH_AT - 4 + records.size
-    attributes = _LOG_APPEND_TIME if append_time else 0
     checked = _HEADER.pack(
-        base_offset, size, leader_epoch, _MAGIC, 0, attributes, last_delta, first_ms, last_ms,
+        base_offset, size, -1, _MAGIC, 0, attributes, last_delta, first_ms, last_ms,
         NO_PRODUCER, -1, -1, count,
     )  # fmt: skip
     message = bytearray(checked)
@@ -205,3 +201,11 @@ def pack_batch(
     crc = google_crc32c.value(bytes(memoryview(message)[_CHECKED_AT:]))
     struct.pack_into(">I", message, _CHECKED_AT - 4, crc)
     return bytes(message)
+
+
+def pack_marker(offset: int) -> bytes:
+    """Return a batch without a record for programs. A consumer continues after the offset.
+
+    It is the marker of an aborted transaction, of which consumers read the offset only.
+    """
+    return pack_batch(offset, 0, 0, 0, 1, pa.py_buffer(_MARKER), _CONTROL | _TRANSACTIONAL)

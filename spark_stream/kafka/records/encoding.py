@@ -19,28 +19,21 @@ _NOTHING: Final = pa.scalar(b"", pa.binary())
 _NO_HEADERS: Final = pa.scalar(b"\0", pa.binary())
 
 
-def encode_batch(rows: pa.RecordBatch, offsets: Ints, *, leader_epoch: int = -1) -> bytes:
+def encode_batch(rows: pa.RecordBatch, offsets: Ints, following: int | None = None) -> bytes:
     """Return a batch with these rows.
 
     Args:
         rows: Columns ``key`` and ``value`` (binary), ``headers``, and ``timestamp`` (µs). At least
             one row.
         offsets: The offset of each row, rising.
-        leader_epoch: The leader epoch of the partition.
+        following: The offset at which a reader continues, by default after the last row.
     """
     micros = rows.column("timestamp").cast(pa.int64())
     times_ms = np.frombuffer(micros.buffers()[1], np.int64, len(micros), 8 * micros.offset) // 1_000
     first_ms, base = int(times_ms[0]), int(offsets[0])
     records = _records(rows, times_ms - first_ms, offsets - base)
-    return pack_batch(
-        base,
-        int(offsets[-1]) - base,
-        first_ms,
-        int(times_ms.max()),
-        rows.num_rows,
-        records,
-        leader_epoch=leader_epoch,
-    )
+    last = int(offsets[-1]) if following is None else following - 1
+    return pack_batch(base, last - base, first_ms, int(times_ms.max()), rows.num_rows, records)
 
 
 def _records(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffer:

@@ -1,0 +1,342 @@
+"""Real Kafka clients through a gateway: confluent-kafka, kafka-python and kcat."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+import isolog
+from spark_stream.kafka.gateway import KafkaGateway
+from spark_stream.kafka.metadata import GatewayAddress
+from spark_stream.kafka.refusals import KafkaCode
+from tests.kafka.records.test_records import by_kafka, rebuilt
+from tests.kafka.test_connection import answered, framed
+from tests.support import NUMBERS
+
+confluent_kafka = pytest.importorskip("confluent_kafka")
+pytestmark = pytest.mark.slow
+
+WAIT_S = 60.0
+MOMENT_MS = 1_700_000_000_123
+
+
+def started(log: isolog.Log) -> tuple[KafkaGateway, socket.socket, str]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    gateway = KafkaGateway(log, listener, GatewayAddress("127.0.0.1", port))
+    return gateway, listener, f"127.0.0.1:{port}"
+
+
+@pytest.fixture
+def gateway(log: isolog.Log) -> Iterator[str]:
+    """The address of a gateway in this process."""
+    found, listener, address = started(log)
+    yield address
+    found.close()
+    listener.close()
+
+
+@pytest.fixture
+def other_gateway(log: isolog.Log) -> Iterator[str]:
+    found, listener, address = started(log)
+    yield address
+    found.close()
+    listener.close()
+
+
+def producer_at(address: str, **settings: Any) -> Any:
+    return confluent_kafka.Producer({"bootstrap.servers": address, **settings})
+
+
+def sent(producer: Any, topic: str, rows: list[dict[str, Any]]) -> list[Any]:
+    """Send rows. Return the messages as they were acknowledged, in order."""
+    found: list[Any] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        assert error is None, error
+        found.append(message)
+
+    for row in rows:
+        producer.produce(topic, on_delivery=delivered, **row)
+    assert producer.flush(WAIT_S) == 0
+    return found
+
+
+def read_at(address: str, topic: str, partitions: int = 1, start: int = 0, **settings: Any) -> Any:
+    """Read partitions up to their ends. Return the messages of each."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            **settings,
+        }
+    )
+    found: dict[int, list[Any]] = {number: [] for number in range(partitions)}
+    left = set(found)
+    with closing(consumer):
+        consumer.assign([confluent_kafka.TopicPartition(topic, each, start) for each in found])
+        while left:
+            message = consumer.poll(WAIT_S)
+            assert message is not None, f"no message in {WAIT_S} s"
+            if message.error() is None:
+                found[message.partition()].append(message)
+            else:
+                assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+                left.discard(message.partition())
+    return found
+
+
+ROWS: list[dict[str, Any]] = [
+    {"key": b"k", "value": b"v", "timestamp": MOMENT_MS, "headers": [("a", b"1"), ("a", None)]},
+    {"key": None, "value": b"", "timestamp": MOMENT_MS + 1},
+    {"key": b"", "value": None, "timestamp": MOMENT_MS + 2},
+    {"key": b"k" * 300, "value": b"v" * 70_000, "timestamp": MOMENT_MS + 3},
+]
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_records_are_the_same_after_both_ways(log, topic, gateway, compression, idempotent):
+    log.create_topic(topic)
+    settings = {"compression.type": compression, "enable.idempotence": idempotent}
+    rows = [each | {"partition": 0} for each in ROWS]
+    messages = sent(producer_at(gateway, **settings), topic, rows)
+    assert [each.offset() for each in messages] == [0, 1, 2, 3]
+    found = log.read(topic, columns=["key", "value", "offset"], headers=True).to_pylist()
+    assert [(each["key"], each["value"]) for each in found] == [
+        (each["key"], each["value"]) for each in ROWS
+    ]
+    assert found[0]["headers"] == [{"key": "a", "value": b"1"}, {"key": "a", "value": None}]
+    assert found[1]["headers"] is None
+    [messages] = read_at(gateway, topic).values()
+    assert [(each.key(), each.value(), each.timestamp()[1]) for each in messages] == [
+        (each["key"], each["value"], each["timestamp"]) for each in ROWS
+    ]
+    assert messages[0].headers() == [("a", b"1"), ("a", None)]
+    assert [each.offset() for each in messages] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("acks", ["0", "1", "all"])
+def test_many_records_over_partitions(log, topic, gateway, acks):
+    log.create_topic(topic, partitions=3)
+    rows = [{"value": b"%d" % number, "partition": number % 3} for number in range(6_000)]
+    producer = producer_at(gateway, acks=acks, **{"linger.ms": 1})
+    sent(producer, topic, rows)
+    if acks != "0":
+        assert len(log.read(topic)) == 6_000
+    found = read_at(gateway, topic, 3)
+    if acks != "0":
+        assert {number: [int(each.value()) for each in rows] for number, rows in found.items()} == {
+            number: list(range(number, 6_000, 3)) for number in range(3)
+        }
+
+
+def test_readers_see_the_records_of_their_level(log, topic, gateway):
+    """Records of aborted transactions are gaps for ``read_committed``."""
+    log.create_topic(topic)
+    for number in range(4):
+        with log.producer(transactional_id="writer") as producer:
+            producer.begin_transaction()
+            producer.send(topic, b"%d" % number, partition=0).result()
+            if number % 2:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+    with log.producer(transactional_id="open") as producer:
+        producer.begin_transaction()
+        producer.send(topic, b"open", partition=0).result()
+        levels = ("read_committed", "read_uncommitted")
+        committed, replicated = (
+            [(each.offset(), each.value()) for each in found[0]]
+            for found in (read_at(gateway, topic, **{"isolation.level": level}) for level in levels)
+        )
+    assert committed == [(0, b"0"), (2, b"2")]
+    assert replicated == [(0, b"0"), (1, b"1"), (2, b"2"), (3, b"3"), (4, b"open")]
+
+
+def test_offsets_are_found_by_place_and_time(log, topic, gateway):
+    log.create_topic(topic)
+    sent(producer_at(gateway), topic, [each | {"partition": 0} for each in ROWS])
+    log.trim(topic, {0: 1})
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": gateway, "group.id": "none"})
+    with closing(consumer):
+        place = confluent_kafka.TopicPartition(topic, 0)
+        assert consumer.get_watermark_offsets(place, WAIT_S) == (1, 4)
+        at = confluent_kafka.TopicPartition(topic, 0, MOMENT_MS + 2)
+        [found] = consumer.offsets_for_times([at], WAIT_S)
+        ours = log._topics.offsets(topic, timestamp_us=(MOMENT_MS + 2) * 1_000)
+        assert found.offset == ours.offsets[0]
+    [messages] = read_at(gateway, topic, start=confluent_kafka.OFFSET_BEGINNING).values()
+    assert [each.offset() for each in messages] == [1, 2, 3]
+
+
+def test_a_reader_waits_for_the_next_record(log, topic, gateway):
+    log.create_topic(topic)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": gateway, "group.id": "none"})
+    with closing(consumer), log.producer() as producer:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+        for number in range(20):
+            producer.send(topic, b"%d" % number, partition=0).result()
+            message = consumer.poll(WAIT_S)
+            assert (message.offset(), message.value()) == (number, b"%d" % number)
+        consumer.seek(confluent_kafka.TopicPartition(topic, 0, 5))
+        assert consumer.poll(WAIT_S).offset() == 5
+
+
+def test_kafka_python_writes_and_reads(log, topic, gateway):
+    import kafka
+
+    log.create_topic(topic)
+    with closing(kafka.KafkaProducer(bootstrap_servers=gateway)) as producer:
+        for number in range(100):
+            written = producer.send(topic, b"%d" % number, key=b"k", partition=0)
+        assert written.get(WAIT_S).offset == 99
+    consumer = kafka.KafkaConsumer(bootstrap_servers=gateway, group_id=None)
+    with closing(consumer):
+        consumer.assign([kafka.TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        found: list[bytes] = []
+        while len(found) < 100:
+            for messages in consumer.poll(1_000).values():
+                found += [each.value for each in messages]
+    assert found == [b"%d" % number for number in range(100)]
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="there is no kcat")
+def test_kcat_writes_and_reads(log, topic, gateway):
+    log.create_topic(topic)
+    written = subprocess.run(
+        ["kcat", "-b", gateway, "-t", topic, "-P", "-K", ":"], input="a:1\nb:2\n", text=True
+    )
+    assert written.returncode == 0
+    read = ["kcat", "-b", gateway, "-t", topic, "-C", "-e", "-q", "-f", "%o %k %s\n"]
+    assert subprocess.check_output(read, text=True, timeout=WAIT_S) == "0 a 1\n1 b 2\n"
+    assert topic in subprocess.check_output(["kcat", "-b", gateway, "-L"], text=True)
+
+
+# -- requests of our own ---------------------------------------------------------------------------
+
+
+def asked(address: str, api: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Send a request, and return the fields of its answer."""
+    host, _, port = address.partition(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(framed(api, version, fields))
+        data = b""
+        while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
+            part = sock.recv(1 << 20)
+            assert part, "the connection was closed"
+            data += part
+    return answered(api, version, data)[1]
+
+
+def produced(address: str, topic: str, records: bytes, **fields: Any) -> dict[str, Any]:
+    partition = {"index": fields.pop("partition", 0), "records": records}
+    request = {"acks": -1, "timeout_ms": 30_000} | fields
+    request["topic_data"] = [{"name": topic, "partition_data": [partition]}]
+    found = asked(address, "Produce", 7, request)
+    answer: dict[str, Any] = found["responses"][0]["partition_responses"][0]
+    return answer
+
+
+def batch(first: int, count: int, producer_id: int, epoch: int = 0) -> bytes:
+    """A batch of an idempotent producer."""
+    data = by_kafka([(None, b"%d" % (first + each), [], MOMENT_MS) for each in range(count)])
+    return rebuilt(data, data[61:], producer=producer_id, producer_epoch=epoch, sequence=first)
+
+
+def test_a_batch_that_is_sent_again_through_another_gateway_is_stored_once(
+    log, topic, gateway, other_gateway
+):
+    log.create_topic(topic)
+    identity = asked(gateway, "InitProducerId", 1, {"transactional_id": None})
+    number = identity["producer_id"]
+    offset = 0
+    for first, count in ((0, 3), (3, 1), (4, 10), (14, 2)):
+        data = batch(first, count, number)
+        for address in (gateway, other_gateway, gateway):
+            answer = produced(address, topic, data)
+            assert (answer["error_code"], answer["base_offset"]) == (0, offset)
+        offset += count
+    missing = produced(gateway, topic, batch(20, 1, number))
+    assert missing["error_code"] == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert produced(gateway, topic, batch(0, 1, number, epoch=1))["error_code"] == 0
+    fenced = produced(other_gateway, topic, batch(16, 1, number))
+    assert fenced["error_code"] == KafkaCode.INVALID_PRODUCER_EPOCH
+    expected = [b"%d" % each for each in range(16)] + [b"0"]
+    assert log.read(topic)["value"].to_pylist() == expected
+
+
+RECORDS = by_kafka([(None, b"v", [], 0)])
+
+
+def test_refusals_have_kafkas_error_codes(log, topic, gateway):
+    log.create_topic(topic, config={"max.record.bytes": "1000"})
+    typed = f"{topic}-typed"
+    log.create_topic(typed, schema=NUMBERS)
+    large = by_kafka([(None, b"small", [], 0), (None, bytes(1_001), [], 0)])
+    transactional = rebuilt(RECORDS, RECORDS[61:], attributes=1 << 4)
+    for name, records, fields, code in [
+        ("missing", RECORDS, {}, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (topic, RECORDS, {"partition": 7}, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION),
+        (typed, RECORDS, {}, KafkaCode.INVALID_TOPIC_EXCEPTION),
+        (topic, RECORDS[:-1] + b"!", {}, KafkaCode.CORRUPT_MESSAGE),
+        (topic, large, {}, KafkaCode.MESSAGE_TOO_LARGE),
+        (topic, transactional, {}, KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (topic, RECORDS, {"acks": 2}, KafkaCode.INVALID_REQUIRED_ACKS),
+    ]:
+        assert produced(gateway, name, records, **fields)["error_code"] == code, (name, fields)
+    assert len(log.read(topic)) == 0
+    found = asked(gateway, "InitProducerId", 1, {"transactional_id": "mine"})
+    assert found["error_code"] == KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+    found = asked(gateway, "Metadata", 5, {"topics": [{"name": "missing"}, {"name": typed}]})
+    assert [each["error_code"] for each in found["topics"]] == [3, 17]
+    listed = asked(gateway, "Metadata", 5, {"topics": None})
+    assert [each["name"] for each in listed["topics"] if each["name"].startswith(topic)] == [topic]
+
+
+def test_fetches_of_wrong_places_have_kafkas_error_codes(log, topic, gateway):
+    log.create_topic(topic)
+    with log.producer() as producer:
+        producer.send(topic, b"v", partition=0)
+    log.trim(topic, {0: 1})
+    for number, offset, code in ((0, 0, 1), (1, 0, 3), (0, 9, 1), (0, -5, 1)):
+        place = {"partition": number, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
+        fields = {"max_wait_ms": 20_000, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 1}
+        fields["topics"] = [{"topic": topic, "partitions": [place]}]
+        found = asked(gateway, "Fetch", 4, fields)
+        assert found["responses"][0]["partitions"][0]["error_code"] == code
+
+
+def test_a_connection_that_sends_no_request_is_closed(gateway):
+    host, _, port = gateway.partition(":")
+    with socket.create_connection((host, int(port))) as sock:
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        sock.settimeout(WAIT_S)
+        assert sock.recv(1) == b""
+
+
+def test_the_command_serves_until_it_is_terminated(shared, log, topic):
+    log.create_topic(topic)
+    command = [sys.executable, "-m", "isolog", "kafka-gateway", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--bootstrap", shared.address], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().split()[-1]
+        try:
+            sent(producer_at(address), topic, [{"value": b"v", "partition": 0}])
+        finally:
+            process.terminate()
+        assert process.wait(WAIT_S) == 0
+    assert len(log.read(topic)) == 1
