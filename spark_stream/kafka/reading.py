@@ -67,7 +67,7 @@ def topic_with_kafkas_columns(log: Log, name: str) -> TopicDescription:
     """
     found = log._topics.known(name)
     if not is_default(found.schema):
-        raise InvalidTopic(f"the topic {name!r} has columns of its own")
+        raise InvalidTopic(f"the topic {name!r} has other columns than Kafka's")
     return found
 
 

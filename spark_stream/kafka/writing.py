@@ -94,7 +94,7 @@ class Producers:
             return found
 
     def close(self) -> None:
-        """Flush and close all producers. Each record has an answer of its own already."""
+        """Flush and close all writers. Each record has its answer already."""
         for each in self._by_level.values():
             try:
                 each.close()

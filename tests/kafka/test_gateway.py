@@ -17,7 +17,7 @@ import isolog
 from spark_stream.kafka.gateway import KafkaGateway
 from spark_stream.kafka.metadata import GatewayAddress
 from spark_stream.kafka.refusals import KafkaCode
-from tests.kafka.records.test_records import by_kafka, rebuilt
+from tests.kafka.kafka_batches import by_kafka, rebuilt
 from tests.kafka.test_connection import answered, framed
 from tests.support import NUMBERS
 

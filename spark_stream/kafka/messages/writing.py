@@ -38,7 +38,7 @@ def write_message(schema: Schema, version: int, values: Mapping[str, Any]) -> li
 
 
 class MessageWriter:
-    """A message in parts. Large records are a part of their own, and are not copied."""
+    """A message in parts. Large records are a separate part, and are not copied."""
 
     def __init__(self) -> None:
         self.last = bytearray()

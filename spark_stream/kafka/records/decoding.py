@@ -43,7 +43,7 @@ def decode_records(batch: Batch) -> DecodedRecords:
     Raises:
         CorruptBatch: A length, a size or a count is wrong.
         InvalidRecords: A record has too many headers, a key of a header that is not UTF-8, or a
-            time that is out of range.
+            time that isolog cannot store.
     """
     if batch.records.size > _INT32_MAX:
         raise CorruptBatch("the records of a batch are larger than 2 GiB")
@@ -134,7 +134,7 @@ def _times(first_ms: int, distance_ms: Ints) -> pa.Array:
     """Return the times in microseconds."""
     furthest = max(abs(int(distance_ms.min())), abs(int(distance_ms.max()))) + abs(first_ms)
     if furthest > _MS_MAX:
-        raise InvalidRecords("the time of a record is out of range")
+        raise InvalidRecords("isolog cannot store the time of a record")
     micros = (first_ms + distance_ms) * 1_000
     return pa.Array.from_buffers(TIMESTAMP_TYPE, len(micros), [None, pa.py_buffer(micros)])
 

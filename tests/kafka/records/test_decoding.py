@@ -7,53 +7,19 @@ import struct
 from contextlib import suppress
 from typing import Any
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
-from kafka.record.memory_records import MemoryRecords, MemoryRecordsBuilder
+from kafka.record.memory_records import MemoryRecords
 
+from spark_stream.kafka import refusals
 from spark_stream.kafka.records.batches import Batch, Compression, read_batches
 from spark_stream.kafka.records.decoding import decode_records
 from spark_stream.kafka.records.encoding import encode_batch
-from spark_stream.kafka.refusals import (
-    BatchTooLarge,
-    CorruptBatch,
-    InvalidRecords,
-    Refusal,
-    UnsupportedCompression,
-)
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from tests.kafka.kafka_batches import Row, by_kafka, compressed, random_rows, rebuilt
 
 LIMIT = 1 << 24
-Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
-
-
-def random_rows(rng: random.Random, count: int, sizes: int = 60) -> list[Row]:
-    def text() -> bytes | None:
-        return (
-            None if rng.random() < 0.2 else rng.randbytes(rng.choice([0, 3, rng.randrange(sizes)]))
-        )
-
-    start = rng.choice([0, 1_700_000_000_000])
-    return [
-        (
-            text(),
-            text(),
-            [(rng.choice(["", "a", "ключ"]), text()) for _ in range(rng.choice([0, 0, 1, 3]))],
-            start + rng.randrange(-1_000 if start else 0, 100_000),
-        )
-        for _ in range(count)
-    ]
-
-
-def by_kafka(rows: list[Row]) -> bytes:
-    """The batch that kafka-python makes."""
-    builder = MemoryRecordsBuilder(2, 0, 1 << 26)
-    for key, value, headers, time_ms in rows:
-        builder.append(timestamp=time_ms, key=key, value=value, headers=headers)
-    builder.close()
-    return bytes(builder.buffer())
 
 
 def decoded(data: bytes) -> list[Row]:
@@ -158,47 +124,33 @@ def test_blocks_of_the_java_client_are_decompressed():
     assert decoded(rebuilt(data, framed, attributes=int(Compression.SNAPPY))) == rows
 
 
-def rebuilt(data: bytes, body: bytes, **fields: int) -> bytes:
-    """The batch with another body, other fields, and the right checksum."""
-    names = ["base", "length", "epoch", "magic", "crc", "attributes", "last", "first", "greatest",
-             "producer", "producer_epoch", "sequence", "count"]  # fmt: skip
-    header = dict(zip(names, struct.unpack_from(">qiibIhiqqqhii", data), strict=True))
-    header |= {"length": 49 + len(body)} | fields
-    packed = struct.pack(">qiibIhiqqqhii", *header.values()) + body
-    crc = google_crc32c.value(packed[21:])
-    return packed[:17] + struct.pack(">I", crc) + packed[21:]
-
-
-def compressed(data: bytes, compression: Compression) -> bytes:
-    """The batch with compressed records."""
-    if compression is Compression.NONE:
-        return data
-    body = pa.compress(data[61:], compression.name.lower(), asbytes=True)
-    return rebuilt(data, body, attributes=int(compression))
-
-
 ROWS: list[Row] = [(b"k", b"v", [("h", b"x")], 1_000), (None, b"", [], 2_000)]
 DATA = by_kafka(ROWS)
+MANY_HEADERS: list[tuple[str, bytes | None]] = [("h", b"")] * 1_001
 
 
 @pytest.mark.parametrize(
     ("data", "refusal", "text"),
     [
-        (DATA[:-1], CorruptBatch, "are left"),
-        (DATA + b"\0" * 60, CorruptBatch, "header needs 61"),
-        (DATA[:-1] + b"!", CorruptBatch, "checksum"),
-        (DATA[:16] + b"\1" + DATA[17:], CorruptBatch, "message format 1"),
-        (rebuilt(DATA, DATA[61:], count=0), CorruptBatch, "0 records"),
-        (rebuilt(DATA, DATA[61:], count=3), CorruptBatch, "after its batch"),
-        (rebuilt(DATA, DATA[61:], count=1), CorruptBatch, "1 records have"),
-        (rebuilt(DATA, DATA[61:], count=1 << 30), CorruptBatch, "records in"),
-        (rebuilt(DATA, DATA[61:], attributes=5), UnsupportedCompression, "compression 5"),
-        (rebuilt(DATA, DATA[61:], attributes=1), CorruptBatch, "GZIP"),
-        (rebuilt(DATA, DATA[61:], attributes=2), CorruptBatch, "SNAPPY"),
-        (rebuilt(DATA, DATA[61:], attributes=3), CorruptBatch, "LZ4"),
-        (rebuilt(DATA, DATA[61:], attributes=4), CorruptBatch, "ZSTD"),
-        (rebuilt(DATA, DATA[61:], first=(1 << 62)), InvalidRecords, "time"),
-        (by_kafka([(b"k", b"v", [("h", b"")] * 1_001, 0)]), InvalidRecords, "1001 headers"),
+        (DATA[:-1], refusals.CorruptBatch, "are left"),
+        (DATA + b"\0" * 60, refusals.CorruptBatch, "header needs 61"),
+        (DATA[:-1] + b"!", refusals.CorruptBatch, "checksum"),
+        (DATA[:16] + b"\1" + DATA[17:], refusals.CorruptBatch, "message format 1"),
+        (rebuilt(DATA, DATA[61:], count=0), refusals.CorruptBatch, "0 records"),
+        (rebuilt(DATA, DATA[61:], count=3), refusals.CorruptBatch, "after its batch"),
+        (rebuilt(DATA, DATA[61:], count=1), refusals.CorruptBatch, "1 records have"),
+        (rebuilt(DATA, DATA[61:], count=1 << 30), refusals.CorruptBatch, "records in"),
+        (rebuilt(DATA, DATA[61:], attributes=5), refusals.UnsupportedCompression, "compression 5"),
+        (rebuilt(DATA, DATA[61:], attributes=1), refusals.CorruptBatch, "GZIP"),
+        (rebuilt(DATA, DATA[61:], attributes=2), refusals.CorruptBatch, "SNAPPY"),
+        (rebuilt(DATA, DATA[61:], attributes=3), refusals.CorruptBatch, "LZ4"),
+        (rebuilt(DATA, DATA[61:], attributes=4), refusals.CorruptBatch, "ZSTD"),
+        (rebuilt(DATA, DATA[61:], first=(1 << 62)), refusals.InvalidRecords, "time"),
+        (
+            by_kafka([(b"k", b"v", [("h", b"")] * 1_001, 0)]),
+            refusals.InvalidRecords,
+            "1001 headers",
+        ),
     ],
 )
 def test_a_wrong_batch_is_refused(data, refusal, text):
@@ -209,14 +161,14 @@ def test_a_wrong_batch_is_refused(data, refusal, text):
 @pytest.mark.parametrize("compression", list(Compression))
 def test_a_small_batch_does_not_fill_the_memory(compression):
     data = compressed(by_kafka([(None, bytes(LIMIT + 1), [], 0)]), compression)
-    with pytest.raises(BatchTooLarge, match=str(LIMIT)):
+    with pytest.raises(refusals.BatchTooLarge, match=str(LIMIT)):
         decoded(data)
 
 
 def refused_or(data: bytes) -> list[Batch]:
     try:
         return list(read_batches(pa.py_buffer(data), LIMIT))
-    except Refusal:
+    except refusals.Refusal:
         return []
 
 
@@ -231,5 +183,5 @@ def test_any_bytes_are_decoded_or_refused(seed):
     if rng.random() < 0.3:
         fields["count"] = rng.choice([-1, 1, 2, 1 << 20])
     for batch in refused_or(rebuilt(data, bytes(body), **fields)):
-        with suppress(Refusal):
+        with suppress(refusals.Refusal):
             decode_records(batch).rows.validate(full=True)
