@@ -113,9 +113,10 @@ def projection_of(
     if columns is None:
         return Projection(schema, None)
     fields = []
+    own = {field.name: field for field in schema}
     for name in columns:
-        if name in schema.names:
-            fields.append(schema.field(name))
+        if name in own:
+            fields.append(own[name])
         elif name in LEADER_COLUMNS:
             fields.append(LEADER_COLUMNS[name])
         else:
@@ -126,7 +127,7 @@ def projection_of(
             )
     if len({field.name for field in fields}) != len(fields):
         raise InvalidRequest("duplicate column in the projection")
-    stored = tuple(field.name for field in fields if field.name in schema.names)
+    stored = tuple(field.name for field in fields if field.name in own)
     if encoded and len(fields) == len(stored) == len(schema):
         return Projection(schema, None)
     return Projection(pa.schema(fields), stored)

@@ -155,7 +155,8 @@ class View:
 
     def field(self, name: str) -> pa.Field:
         """Return a column that the leader sends, even if it is not shown."""
-        return self.schema.field(name) if name in self.schema.names else OFFSET
+        place = self.schema.get_field_index(name)
+        return OFFSET if place < 0 else self.schema.field(place)
 
     def of_chunk(
         self, batch: pa.RecordBatch, partition: int, base: int, spans: Spans | None = None

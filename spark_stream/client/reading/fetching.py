@@ -405,7 +405,8 @@ class MappedFile:
             CannotMap: The file ends before them.
             SchemaMismatch: A value does not fit the reader's schema.
         """
-        columns = [name for name in wanted.names if name in self.schema.names]
+        stored = set(self.schema.names)
+        columns = [name for name in wanted.names if name in stored]
         alike = all(conforms(self.schema.field(name), wanted.field(name)) for name in columns)
         alike = alike and len(columns) == len(wanted)
         facts, parts = run.facts, run.file.parts

@@ -293,7 +293,8 @@ class Segment:
             return self.codec.decode(data, sound, columns)
         there = columns
         if columns is not None:
-            there = [name for name in columns if name in own.names]
+            stored = set(own.names)
+            there = [name for name in columns if name in stored]
         batch, taken = self.codec.decode(data, sound, there)
         return conformed(batch, projected(schema, columns)), taken
 
