@@ -59,6 +59,13 @@ class KafkaConnection:
     def __init__(self) -> None:
         self._data = bytearray()
 
+    @property
+    def incomplete(self) -> int:
+        """The size of the request of which only a part was received, in bytes. 0 without one."""
+        if len(self._data) < _SIZE.size:
+            return 0
+        return int(_SIZE.unpack_from(self._data)[0])
+
     def receive(self, data: bytes) -> Iterator[KafkaRequest]:
         """Yield the requests that are complete with these bytes.
 

@@ -26,10 +26,40 @@ from spark_stream.loggers import logger_of
 logger = logger_of(__name__)
 
 CONNECTIONS_MAX: Final = 1_000
+FRAMES_MAX: Final = 512 << 20
+"""The most bytes of all large requests together."""
+
+LARGE: Final = 1 << 20
+"""The size in bytes from which a request counts as large."""
+
+SILENCE_S: Final = 30.0
+"""The longest pause within a large request."""
+
 _RECEIVE_BYTES: Final = 256 << 10
 _WAIT_MS_MAX: Final = 60_000
 _END_S: Final = 5.0
 _NO_ACKS: Final = 0
+
+
+class FrameBudget:
+    """The memory for large requests. A connection waits until there is room for the next one."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        """Reserve room, or wait for it. A request above the limit gets it alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
+            self._used += size
+
+    def give_back(self, size: int) -> None:
+        """Free the room."""
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
 
 
 class KafkaGateway:
@@ -45,6 +75,7 @@ class KafkaGateway:
         self._log = log
         self._cluster_id = log.status().cluster_id
         self._producers = Producers(log)
+        self._budget = FrameBudget(FRAMES_MAX)
         self._listener = listener
         listener.listen(CONNECTIONS_MAX)
         self._address = advertised
@@ -92,6 +123,7 @@ class KafkaGateway:
 
     def _serve(self, sock: socket.socket) -> None:
         session = FetchSession(self._log)
+        held = 0
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = KafkaConnection()
@@ -99,6 +131,8 @@ class KafkaGateway:
                 for request in connection.receive(data):
                     for part in self._answer(request, session):
                         sock.sendall(part)
+                held = self._held(held, connection.incomplete)
+                sock.settimeout(SILENCE_S if held else None)
         except Refusal as error:
             logger.warning("a Kafka client was disconnected: %s", error)
         except OSError as error:
@@ -106,10 +140,22 @@ class KafkaGateway:
         except Exception:
             logger.exception("the connection of a Kafka client failed")
         finally:
+            self._held(held, 0)
             session.close()
             with self._lock:
                 self._connections.discard(sock)
             sock.close()
+
+    def _held(self, held: int, incomplete: int) -> int:
+        """Reserve room for a request that began, and free that of the one before it."""
+        needed = incomplete if incomplete >= LARGE else 0
+        if needed == held:
+            return held
+        if held:
+            self._budget.give_back(held)
+        if needed:
+            self._budget.take(needed)
+        return needed
 
     def _answer(self, request: KafkaRequest, session: FetchSession) -> list[bytes]:
         if request.api == "ApiVersions":

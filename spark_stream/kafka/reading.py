@@ -37,6 +37,9 @@ from spark_stream.wire.topic_messages import AskedTopic, PartitionOffset, TopicD
 logger = logger_of(__name__)
 
 COLUMNS: Final = ["key", "value", "headers", "timestamp"]
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""The most bytes of records in an answer, but for a single larger record."""
+
 _BOUNDS_S: Final = 0.5
 """The greatest age of the bounds in an answer with records. Without records they are read again."""
 
@@ -183,7 +186,7 @@ class FetchSession:
     def fetch(self, fields: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """Return the fields of the answer to a fetch, at the latest at the deadline."""
         isolation = isolation_of(fields["isolation_level"])
-        left, least = fields["max_bytes"], fields["min_bytes"]
+        left, least = min(fields["max_bytes"], ANSWER_BYTES_MAX), fields["min_bytes"]
         answers: dict[Place, dict[str, Any]] = {}
         asked = {
             (topic["topic"], each["partition"]): each

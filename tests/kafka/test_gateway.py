@@ -8,12 +8,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
 import pytest
 
 import isolog
+from spark_stream.kafka import gateway as gateway_module
 from spark_stream.kafka.gateway import KafkaGateway
 from spark_stream.kafka.metadata import GatewayAddress
 from spark_stream.kafka.refusals import KafkaCode
@@ -324,6 +326,25 @@ def test_a_connection_that_sends_no_request_is_closed(gateway):
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         sock.settimeout(WAIT_S)
         assert sock.recv(1) == b""
+
+
+def test_large_requests_share_a_limit_and_silent_ones_end(log, topic, monkeypatch):
+    monkeypatch.setattr(gateway_module, "FRAMES_MAX", 3 << 20)
+    monkeypatch.setattr(gateway_module, "SILENCE_S", 1.0)
+    log.create_topic(topic, config={"max.record.bytes": str(4 << 20)})
+    found, listener, address = started(log)
+    host, _, port = address.partition(":")
+    large = by_kafka([(None, bytes(2 << 20), [], 0)])
+    with socket.create_connection((host, int(port))) as silent:
+        silent.sendall(struct.pack(">i", 2 << 20) + bytes(1_000))
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: produced(address, topic, large), range(8)))
+        assert [each["error_code"] for each in answers] == [0] * 8
+        silent.settimeout(WAIT_S)
+        assert silent.recv(1) == b""
+    assert sorted(each["base_offset"] for each in answers) == list(range(8))
+    found.close()
+    listener.close()
 
 
 def test_the_command_serves_until_it_is_terminated(shared, log, topic):
