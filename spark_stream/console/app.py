@@ -532,13 +532,6 @@ def _sampler(place: LogLocation, options: ServerOptions, needs_login: bool) -> A
     return access
 
 
-def without_credential(access: Access) -> Access:
-    """Return the access without a credential."""
-    return structs.replace(
-        access, user=None, password=None, token=None, token_file=None, profile=None
-    )
-
-
 def _listen_address(text: str) -> tuple[str, int]:
     try:
         return split_address(text)

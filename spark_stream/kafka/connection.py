@@ -25,6 +25,8 @@ SERVED: Final[dict[str, Versions]] = {
     "Metadata": Versions(0, 9),
     "ApiVersions": Versions(0, 3),
     "InitProducerId": Versions(0, 4),
+    "SaslHandshake": Versions(1, 1),
+    "SaslAuthenticate": Versions(0, 2),
 }
 """The requests that the gateway answers, and their versions.
 

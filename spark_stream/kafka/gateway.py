@@ -10,18 +10,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
-from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
 from spark_stream.kafka.connection import KafkaConnection, KafkaRequest, answer, refuse
+from spark_stream.kafka.logins import PLAIN, ClusterUser, ClusterUsers
 from spark_stream.kafka.metadata import GatewayAddress, api_versions, metadata
 from spark_stream.kafka.reading import FetchSession, list_offsets
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
-from spark_stream.kafka.writing import Producers, init_producer_id, produce
+from spark_stream.kafka.writing import init_producer_id, produce
 from spark_stream.loggers import logger_of
+from spark_stream.transport.tls import RotatingContext, TlsFiles, server_context
 
 logger = logger_of(__name__)
 
@@ -39,6 +40,18 @@ _RECEIVE_BYTES: Final = 256 << 10
 _WAIT_MS_MAX: Final = 60_000
 _END_S: Final = 5.0
 _NO_ACKS: Final = 0
+_HANDSHAKE_S: Final = 10.0
+_PAUSE_AFTER_FAILURE_S: Final = 0.5
+
+
+def tls_context(cert: Path, key: Path | None) -> RotatingContext:
+    """Return the TLS settings with a certificate, whose files are read again when they change.
+
+    Raises:
+        InvalidOption: A file cannot be used.
+    """
+    files = TlsFiles(str(cert), None if key is None else str(key))
+    return RotatingContext(files.paths, lambda: server_context(files))
 
 
 class FrameBudget:
@@ -62,24 +75,52 @@ class FrameBudget:
             self._changed.notify_all()
 
 
+class KafkaClient:
+    """One client: its user, once it has logged in, and its readers."""
+
+    def __init__(self, users: ClusterUsers) -> None:
+        self._users = users
+        self.user: ClusterUser | None = None
+        self.reads: FetchSession | None = None
+
+    def act_as(self, user: ClusterUser) -> None:
+        """Act as a user of the cluster from now on."""
+        self.close()
+        self.user, self.reads = user, FetchSession(user.log)
+
+    def close(self) -> None:
+        """Stop all readers, and leave the connection to the brokers."""
+        if self.reads is not None:
+            self.reads.close()
+        if self.user is not None:
+            self._users.release(self.user)
+        self.user = self.reads = None
+
+
 class KafkaGateway:
     """A gateway. It serves until :meth:`close`.
 
     Args:
-        log: The connection to the brokers.
+        users: The connections to the brokers.
         listener: The socket to listen on. The caller closes it.
         advertised: The address of the gateway in its answers.
+        tls: The TLS settings of connections. None for connections without TLS.
     """
 
-    def __init__(self, log: Log, listener: socket.socket, advertised: GatewayAddress) -> None:
-        self._log = log
-        self._cluster_id = log.status().cluster_id
-        self._producers = Producers(log)
+    def __init__(
+        self,
+        users: ClusterUsers,
+        listener: socket.socket,
+        advertised: GatewayAddress,
+        tls: RotatingContext | None = None,
+    ) -> None:
+        self._users = users
+        self._tls = tls
         self._budget = FrameBudget(FRAMES_MAX)
         self._listener = listener
         listener.listen(CONNECTIONS_MAX)
         self._address = advertised
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._is_closed = False
         self._acceptor = threading.Thread(
@@ -92,13 +133,16 @@ class KafkaGateway:
         self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(_END_S)
         with self._lock:
-            open_now = list(self._connections)
-        for each in open_now:
+            open_now = dict(self._connections)
+        for each in open_now.values():
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-        self._acceptor.join(_END_S)
-        self._producers.close()
+        deadline = time.monotonic() + _END_S
+        for thread in open_now:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._users.close()
 
     def _accept(self) -> None:
         while not self._is_closed:
@@ -109,27 +153,37 @@ class KafkaGateway:
                     return
                 time.sleep(0.1)  # such as without a free descriptor
                 continue
+            thread = threading.Thread(
+                target=self._serve, args=(sock,), name="isolog-kafka", daemon=True
+            )
             with self._lock:
                 is_full = len(self._connections) >= CONNECTIONS_MAX
                 if not is_full:
-                    self._connections.add(sock)
+                    self._connections[thread] = sock
             if is_full:
                 logger.warning("a Kafka client was refused: %d are connected", CONNECTIONS_MAX)
                 sock.close()
                 continue
-            threading.Thread(
-                target=self._serve, args=(sock,), name="isolog-kafka", daemon=True
-            ).start()
+            thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
-        session = FetchSession(self._log)
+        client = KafkaClient(self._users)
         held = 0
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                self._tls.refresh()
+                sock.settimeout(_HANDSHAKE_S)
+                sock = self._tls.current().wrap_socket(sock, server_side=True)
+                with self._lock:
+                    self._connections[threading.current_thread()] = sock
+                sock.settimeout(None)
+            if not self._users.needs_login:
+                client.act_as(self._users.nobody())
             connection = KafkaConnection()
             while data := sock.recv(_RECEIVE_BYTES):
                 for request in connection.receive(data):
-                    for part in self._answer(request, session):
+                    for part in self._answer(request, client):
                         sock.sendall(part)
                 held = self._held(held, connection.incomplete)
                 sock.settimeout(SILENCE_S if held else None)
@@ -141,9 +195,9 @@ class KafkaGateway:
             logger.exception("the connection of a Kafka client failed")
         finally:
             self._held(held, 0)
-            session.close()
+            client.close()
             with self._lock:
-                self._connections.discard(sock)
+                self._connections.pop(threading.current_thread(), None)
             sock.close()
 
     def _held(self, held: int, incomplete: int) -> int:
@@ -157,44 +211,65 @@ class KafkaGateway:
             self._budget.take(needed)
         return needed
 
-    def _answer(self, request: KafkaRequest, session: FetchSession) -> list[bytes]:
+    def _answer(self, request: KafkaRequest, client: KafkaClient) -> list[bytes]:
         if request.api == "ApiVersions":
             return answer(request, api_versions(request))
         if request.unsupported is not None:
             return refuse(request, request.unsupported)
+        if request.api == "SaslHandshake":
+            return answer(request, self._handshake(request))
+        if request.api == "SaslAuthenticate":
+            return answer(request, self._log_in(request, client))
+        if client.user is None or client.reads is None:
+            return refuse(request, KafkaCode.ILLEGAL_SASL_STATE)
         try:
-            found = self._handlers[request.api](self, request, session)
+            found = self._handled(request, client.user, client.reads)
         except (IsologError, Refusal) as error:
             logger.debug("a %s request of a Kafka client failed: %s", request.api, error)
             return refuse(request, code_of(error))
         return [] if found is None else answer(request, found)
 
-    def _metadata(self, request: KafkaRequest, session: FetchSession) -> dict[str, Any]:
-        return metadata(self._log, self._cluster_id, self._address, request)
+    def _handshake(self, request: KafkaRequest) -> dict[str, Any]:
+        if not self._users.needs_login:
+            return {"error_code": int(KafkaCode.ILLEGAL_SASL_STATE)}
+        is_known = request.fields["mechanism"] == PLAIN
+        code = KafkaCode.NONE if is_known else KafkaCode.UNSUPPORTED_SASL_MECHANISM
+        return {"error_code": int(code), "mechanisms": [PLAIN]}
 
-    def _list_offsets(self, request: KafkaRequest, session: FetchSession) -> dict[str, Any]:
-        return list_offsets(self._log, request.fields)
+    def _log_in(self, request: KafkaRequest, client: KafkaClient) -> dict[str, Any]:
+        if not self._users.needs_login:
+            return {"error_code": int(KafkaCode.ILLEGAL_SASL_STATE)}
+        try:
+            client.act_as(self._users.log_in(request.fields["auth_bytes"]))
+        except (IsologError, Refusal) as error:
+            logger.info("the login of a Kafka client failed: %s", error)
+            time.sleep(_PAUSE_AFTER_FAILURE_S)  # slows down guessing
+            message = error.message if isinstance(error, IsologError) else str(error)
+            return {"error_code": int(code_of(error)), "error_message": message}
+        return {}
 
-    def _fetch(self, request: KafkaRequest, session: FetchSession) -> dict[str, Any]:
-        wait_ms = min(max(request.fields["max_wait_ms"], 0), _WAIT_MS_MAX)
-        if request.fields["session_id"]:
-            # Sessions are optional. A client continues without one after this code.
-            return {"error_code": int(KafkaCode.FETCH_SESSION_ID_NOT_FOUND)}
-        return session.fetch(request.fields, time.monotonic() + wait_ms / 1_000)
+    def _handled(
+        self, request: KafkaRequest, user: ClusterUser, reads: FetchSession
+    ) -> dict[str, Any] | None:
+        """Return the fields of the answer, or None for a request without one."""
+        fields = request.fields
+        match request.api:
+            case "Metadata":
+                return metadata(user.log, user.cluster_id, self._address, request)
+            case "ListOffsets":
+                return list_offsets(user.log, fields)
+            case "InitProducerId":
+                return init_producer_id(user.log, fields)
+            case "Produce":
+                found = produce(user.log, user.producers, fields)
+                return None if fields["acks"] == _NO_ACKS else found
+            case _:
+                return _fetched(reads, fields)
 
-    def _init_producer_id(self, request: KafkaRequest, session: FetchSession) -> dict[str, Any]:
-        return init_producer_id(self._log, request.fields)
 
-    def _produce(self, request: KafkaRequest, session: FetchSession) -> dict[str, Any] | None:
-        found = produce(self._log, self._producers, request.fields)
-        return None if request.fields["acks"] == _NO_ACKS else found
-
-    _handlers: Final[
-        dict[str, Callable[[KafkaGateway, KafkaRequest, FetchSession], dict[str, Any] | None]]
-    ] = {
-        "Metadata": _metadata,
-        "ListOffsets": _list_offsets,
-        "Fetch": _fetch,
-        "Produce": _produce,
-        "InitProducerId": _init_producer_id,
-    }
+def _fetched(reads: FetchSession, fields: dict[str, Any]) -> dict[str, Any]:
+    if fields["session_id"]:
+        # Sessions are optional. A client continues without one after this code.
+        return {"error_code": int(KafkaCode.FETCH_SESSION_ID_NOT_FOUND)}
+    wait_ms = min(max(fields["max_wait_ms"], 0), _WAIT_MS_MAX)
+    return reads.fetch(fields, time.monotonic() + wait_ms / 1_000)

@@ -46,7 +46,9 @@ def api_versions(request: KafkaRequest) -> Answer:
     return {"error_code": int(code), "api_keys": keys}
 
 
-def metadata(log: Log, cluster_id: str, address: GatewayAddress, request: KafkaRequest) -> Answer:
+def metadata(
+    log: Log, cluster_id: str | None, address: GatewayAddress, request: KafkaRequest
+) -> Answer:
     """Return the fields of the answer about topics. Topics with other columns are not listed."""
     asked = request.fields["topics"]
     if asked is None or (not asked and request.version < _FIRST_WITH_NULL):

@@ -50,6 +50,8 @@ class KafkaCode(IntEnum):
     INVALID_REQUIRED_ACKS = 21
     TOPIC_AUTHORIZATION_FAILED = 29
     UNSUPPORTED_VERSION = 35
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     INVALID_REQUEST = 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
     KAFKA_STORAGE_ERROR = 56
@@ -71,6 +73,12 @@ class MalformedRequest(Refusal):
     """The error for a request whose bytes do not follow its schema."""
 
     code = KafkaCode.INVALID_REQUEST
+
+
+class LoginFailed(Refusal):
+    """The error for a login that failed."""
+
+    code = KafkaCode.SASL_AUTHENTICATION_FAILED
 
 
 class InvalidTopic(Refusal):

@@ -9,19 +9,20 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
-import isolog
+from spark_stream.client.connecting.access import Access
 from spark_stream.kafka import gateway as gateway_module
 from spark_stream.kafka.gateway import KafkaGateway
+from spark_stream.kafka.logins import ClusterUsers, connector
 from spark_stream.kafka.metadata import GatewayAddress
 from spark_stream.kafka.refusals import KafkaCode
 from tests.kafka.kafka_batches import by_kafka, rebuilt
 from tests.kafka.test_connection import answered, framed
-from tests.support import NUMBERS
+from tests.support import NUMBERS, BrokerProcess
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 pytestmark = pytest.mark.slow
@@ -30,28 +31,26 @@ WAIT_S = 60.0
 MOMENT_MS = 1_700_000_000_123
 
 
-def started(log: isolog.Log) -> tuple[KafkaGateway, socket.socket, str]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    gateway = KafkaGateway(log, listener, GatewayAddress("127.0.0.1", port))
-    return gateway, listener, f"127.0.0.1:{port}"
+@contextmanager
+def started(address: str, *, needs_login: bool = False, tls: Any = None) -> Iterator[str]:
+    """A gateway in this process, in front of a broker. Yield its address."""
+    users = ClusterUsers(connector(address, None, Access()), needs_login=needs_login)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        with closing(KafkaGateway(users, listener, GatewayAddress("127.0.0.1", port), tls)):
+            yield f"127.0.0.1:{port}"
 
 
 @pytest.fixture
-def gateway(log: isolog.Log) -> Iterator[str]:
-    """The address of a gateway in this process."""
-    found, listener, address = started(log)
-    yield address
-    found.close()
-    listener.close()
+def gateway(shared: BrokerProcess) -> Iterator[str]:
+    with started(shared.address) as address:
+        yield address
 
 
 @pytest.fixture
-def other_gateway(log: isolog.Log) -> Iterator[str]:
-    found, listener, address = started(log)
-    yield address
-    found.close()
-    listener.close()
+def other_gateway(shared: BrokerProcess) -> Iterator[str]:
+    with started(shared.address) as address:
+        yield address
 
 
 def producer_at(address: str, **settings: Any) -> Any:
@@ -229,10 +228,14 @@ def test_kcat_writes_and_reads(log, topic, gateway):
 # -- requests of our own ---------------------------------------------------------------------------
 
 
+def connected(address: str) -> socket.socket:
+    host, _, port = address.partition(":")
+    return socket.create_connection((host, int(port)))
+
+
 def asked(address: str, api: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
     """Send a request, and return the fields of its answer."""
-    host, _, port = address.partition(":")
-    with socket.create_connection((host, int(port))) as sock:
+    with connected(address) as sock:
         sock.sendall(framed(api, version, fields))
         data = b""
         while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
@@ -321,21 +324,18 @@ def test_fetches_of_wrong_places_have_kafkas_error_codes(log, topic, gateway):
 
 
 def test_a_connection_that_sends_no_request_is_closed(gateway):
-    host, _, port = gateway.partition(":")
-    with socket.create_connection((host, int(port))) as sock:
+    with connected(gateway) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
         sock.settimeout(WAIT_S)
         assert sock.recv(1) == b""
 
 
-def test_large_requests_share_a_limit_and_silent_ones_end(log, topic, monkeypatch):
+def test_large_requests_share_a_limit_and_silent_ones_end(shared, log, topic, monkeypatch):
     monkeypatch.setattr(gateway_module, "FRAMES_MAX", 3 << 20)
     monkeypatch.setattr(gateway_module, "SILENCE_S", 1.0)
     log.create_topic(topic, config={"max.record.bytes": str(4 << 20)})
-    found, listener, address = started(log)
-    host, _, port = address.partition(":")
     large = by_kafka([(None, bytes(2 << 20), [], 0)])
-    with socket.create_connection((host, int(port))) as silent:
+    with started(shared.address) as address, connected(address) as silent:
         silent.sendall(struct.pack(">i", 2 << 20) + bytes(1_000))
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: produced(address, topic, large), range(8)))
@@ -343,8 +343,6 @@ def test_large_requests_share_a_limit_and_silent_ones_end(log, topic, monkeypatc
         silent.settimeout(WAIT_S)
         assert silent.recv(1) == b""
     assert sorted(each["base_offset"] for each in answers) == list(range(8))
-    found.close()
-    listener.close()
 
 
 def test_the_command_serves_until_it_is_terminated(shared, log, topic):

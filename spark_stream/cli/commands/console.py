@@ -94,7 +94,7 @@ def console(
     """
     try:
         # Most commands need no web server.
-        from spark_stream.console.app import ServerOptions, serve, without_credential
+        from spark_stream.console.app import ServerOptions, serve
         from spark_stream.console.sessions import LogLocation
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "spark_stream":
@@ -110,7 +110,7 @@ def console(
         LogLocation(
             bootstrap,
             None if path is None else path.absolute(),
-            without_credential(access()),
+            access().without_credential(),
         ),
         ServerOptions(
             listen,

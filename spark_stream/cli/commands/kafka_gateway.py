@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import ExitStack
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, LogPath, log
+from spark_stream.cli.options import Bootstrap, LogPath, access, where
 from spark_stream.errors import InvalidOption
 from spark_stream.wire.addresses import is_wildcard, joined, split_address
 
@@ -31,26 +33,59 @@ def kafka_gateway(
             show_default=False,
         ),
     ] = None,
+    sasl: Annotated[
+        bool,
+        typer.Option("--sasl", help="Clients log in as users of the cluster, by SASL/PLAIN."),
+    ] = False,
+    server_cert: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-cert",
+            metavar="FILE",
+            help="Certificate of the gateway for clients. (An option of this name before the"
+            " command is the client certificate for the brokers.)",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
+    server_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-key",
+            metavar="FILE",
+            help="Private key of --tls-cert.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Serve Kafka's protocol, for producers and consumers of Kafka without a group.
 
-    Clients need no login, and act with the permissions of the gateway. It serves topics with
-    Kafka's columns.
+    With --sasl each client acts as the user that it logs in as. Otherwise clients act with the
+    permissions of the gateway. The gateway serves topics with Kafka's columns.
 
     \b
     isolog kafka-gateway --bootstrap localhost:9092
     kcat -b localhost:9192 -t events -C
     """
     from spark_stream.broker.connections import listening_socket
-    from spark_stream.kafka.gateway import KafkaGateway
+    from spark_stream.kafka.gateway import KafkaGateway, tls_context
+    from spark_stream.kafka.logins import ClusterUsers, connector
     from spark_stream.kafka.messages.schemas import request_names
     from spark_stream.kafka.metadata import GatewayAddress
 
     request_names()  # raises an error if the package with the schemas is missing
+    if (server_cert is None) is not (server_key is None):
+        raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
     shown = None if advertise is None else GatewayAddress(*split_address(advertise))
     is_over = threading.Event()
     with ExitStack() as ended:
-        opened = ended.enter_context(log(bootstrap, path))
+        users = ClusterUsers(connector(*where(bootstrap, path), access()), needs_login=sasl)
+        ended.callback(users.close)
+        if not sasl:
+            users.nobody()  # raises an error if no broker answers
         bound = listening_socket(listen, "--listen")
         ended.callback(bound.close)
         host, port = bound.getsockname()[:2]
@@ -60,7 +95,14 @@ def kafka_gateway(
                 hint="Give the address of this host with --advertise.",
                 option="--advertise",
             )
-        gateway = KafkaGateway(opened, bound, shown or GatewayAddress(host, port))
+        if sasl and server_cert is None and not ip_address(host).is_loopback:
+            raise InvalidOption(
+                "passwords would cross the network in plain text",
+                hint="Give --tls-cert and --tls-key, or listen on 127.0.0.1.",
+                option="--sasl",
+            )
+        tls = None if server_cert is None else tls_context(server_cert, server_key)
+        gateway = KafkaGateway(users, bound, shown or GatewayAddress(host, port), tls)
         ended.callback(gateway.close)
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: is_over.set())

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from spark_stream.errors import InvalidOption
 from spark_stream.schema.schemas import meant
@@ -69,6 +69,12 @@ class Access(Struct, frozen=True):
     def has_credential(self) -> bool:
         """Whether a credential is given."""
         return any((self.user, self.token, self.token_file, self.profile))
+
+    def without_credential(self) -> Access:
+        """Return the same TLS settings without a credential."""
+        return structs.replace(
+            self, user=None, password=None, token=None, token_file=None, profile=None
+        )
 
     def credential(self) -> Authenticate | None:
         """Return the credential, or None.

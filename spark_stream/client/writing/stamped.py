@@ -66,7 +66,11 @@ class StampedWriter:
         route = self._topics.router.route(topic.name, topic.id, partition)
         answer: Future[Ack] = Future()
         number = next(self._numbers)
-        opened = self._stream_of(topic, route)
+        try:
+            opened = self._stream_of(topic, route)
+        except IsologError as error:
+            self._topics.router.on_failed(route, error)
+            raise
         with self._lock:
             if opened.error is not None:
                 raise opened.error.again()

@@ -156,7 +156,6 @@ def test_any_bytes_are_read_or_refused(name):
         ("MetadataRequest", 1, b"\xff\xff\xff\xfe", "array has -2 values"),
         ("MetadataRequest", 1, b"\0\0\0\1\xff\xfe", "value has -2 bytes"),
         ("MetadataRequest", 1, b"\0\0\0\1\0\2\xff\xff", "not UTF-8"),
-        ("MetadataRequest", 1, b"\0\0\0\0\0", "1 bytes follow"),
         ("MetadataRequest", 9, b"\xff" * 6, "longer than 5 bytes"),
         ("HeartbeatRequest", 0, b"", "0 are left"),
     ],

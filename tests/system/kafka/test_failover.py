@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from isolog.testing import LocalCluster
+from spark_stream.client.connecting.access import Access
 from spark_stream.kafka.gateway import KafkaGateway
+from spark_stream.kafka.logins import ClusterUsers, connector
 from spark_stream.kafka.metadata import GatewayAddress
 from tests.examples import is_quick
 
@@ -29,7 +31,8 @@ def test_an_idempotent_producer_leaves_no_duplicate_and_no_gap(tmp_path):
     ):
         log.create_topic("t", partitions=PARTITIONS, replication_factor=3)
         port = listener.getsockname()[1]
-        with closing(KafkaGateway(log, listener, GatewayAddress("127.0.0.1", port))):
+        users = ClusterUsers(connector(cluster.bootstrap, None, Access()), needs_login=False)
+        with closing(KafkaGateway(users, listener, GatewayAddress("127.0.0.1", port))):
             producer = confluent_kafka.Producer(
                 {
                     "bootstrap.servers": f"127.0.0.1:{port}",
