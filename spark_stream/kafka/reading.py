@@ -194,26 +194,29 @@ class FetchSession:
             for each in topic["partitions"]
         }
         readers = self._readers_of(asked, isolation, answers)
+        records = {place: bytearray() for place in readers}
         size = 0
         while True:
             self._arrived.clear()
-            for place, reader in readers.items():
-                if place in answers:
+            for place, reader in list(readers.items()):
+                most = min(asked[place]["partition_max_bytes"] - len(records[place]), left - size)
+                if most <= 0 and records[place]:
                     continue
                 try:
-                    most = min(asked[place]["partition_max_bytes"], left - size)
-                    data = reader.take(max(1, most)) if most > 0 else b""
+                    data = reader.take(max(1, most)) if size < left else b""
                 except IsologError as error:
+                    del readers[place]
                     self._drop(place, isolation)
                     answers[place] = self._failure(place, error)
                     continue
-                if data:
-                    size += len(data)
-                    answers[place] = {"records": data}
+                records[place] += data
+                size += len(data)
             wait_s = deadline - time.monotonic()
-            if answers or size >= least or wait_s <= 0:
+            if answers or size >= min(least, left) or wait_s <= 0:
                 break
             self._arrived.wait(wait_s)
+        for place in readers:
+            answers[place] = {"records": bytes(records[place])}
         self._add_bounds(asked, readers, answers)
         self._stop_idle()
         return {"responses": _by_topic(asked, answers)}
@@ -284,11 +287,11 @@ class FetchSession:
         readers: Mapping[Place, PartitionReader],
         answers: dict[Place, dict[str, Any]],
     ) -> None:
-        """Add the bounds of the partitions, and an answer without records where there is none."""
+        """Add the bounds of the partitions. Those without records are looked up again."""
         now = time.monotonic()
         outdated: list[Place] = []
         for place in asked:
-            answer = answers.setdefault(place, {"records": b""})
+            answer = answers[place]
             if "error_code" in answer:
                 continue
             bounds = readers[place].bounds

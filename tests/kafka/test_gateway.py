@@ -22,7 +22,7 @@ from spark_stream.kafka.metadata import GatewayAddress
 from spark_stream.kafka.refusals import KafkaCode
 from tests.kafka.kafka_batches import by_kafka, rebuilt
 from tests.kafka.test_connection import answered, framed
-from tests.support import NUMBERS, BrokerProcess
+from tests.support import NUMBERS, BrokerProcess, eventually
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 pytestmark = pytest.mark.slow
@@ -321,6 +321,25 @@ def test_fetches_of_wrong_places_have_kafkas_error_codes(log, topic, gateway):
         fields["topics"] = [{"topic": topic, "partitions": [place]}]
         found = asked(gateway, "Fetch", 4, fields)
         assert found["responses"][0]["partitions"][0]["error_code"] == code
+
+
+def test_a_fetch_waits_for_the_least_number_of_bytes(log, topic, gateway):
+    log.create_topic(topic)
+
+    def fetched(least: int) -> int:
+        place = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+        fields = {"max_wait_ms": 30_000, "min_bytes": least, "max_bytes": 1 << 20}
+        fields["topics"] = [{"topic": topic, "partitions": [place]}]
+        found = asked(gateway, "Fetch", 4, fields)
+        return len(found["responses"][0]["partitions"][0]["records"])
+
+    with ThreadPoolExecutor(1) as pool, log.producer() as producer:
+        waiting = pool.submit(fetched, 1_000)
+        for _ in range(4):
+            producer.send(topic, bytes(300), partition=0).result()
+            eventually(lambda: waiting.done() or waiting.running())
+        assert waiting.result(WAIT_S) >= 1_000
+        assert fetched(1) >= 1_200  # all that is there
 
 
 def test_a_connection_that_sends_no_request_is_closed(gateway):
