@@ -142,11 +142,16 @@ def connect(
     access = access_of(given)
     if bootstrap is None and path is None:
         bootstrap = bootstrap_of_profile(given)
-    log = Log(
+    return open_log(
         ClusterConnection(
             bootstrap, folder, timeout, idle_seconds, create=create, access=access, rack=rack
         )
     )
+
+
+def open_log(connection: ClusterConnection) -> Log:
+    """Return the log of a connection, once a broker has answered. Raise as :func:`connect`."""
+    log = Log(connection)
     try:
         log.status()
     except BaseException:

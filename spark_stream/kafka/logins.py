@@ -15,7 +15,7 @@ from msgspec import Struct, structs
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
-from spark_stream.client.log import Log
+from spark_stream.client.log import Log, open_log
 from spark_stream.errors import IsologError, Unauthenticated
 from spark_stream.kafka.refusals import LoginFailed
 from spark_stream.kafka.writing import Producers
@@ -36,8 +36,12 @@ class ClusterUser(Struct, eq=False):
     key: tuple[str, bytes]
     log: Log
     producers: Producers
-    cluster_id: str | None
     clients: int = 0
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The id of the cluster."""
+        return self.log._connection.cluster_id
 
 
 class ClusterUsers:
@@ -63,8 +67,7 @@ class ClusterUsers:
             known = self._open.get(_NOBODY)
             if known is None:
                 log = self._connect(None)
-                known = _opened(_NOBODY, log)
-                self._open[_NOBODY] = known
+                known = self._open[_NOBODY] = ClusterUser(_NOBODY, log, Producers(log))
             known.clients += 1
             return known
 
@@ -85,7 +88,7 @@ class ClusterUsers:
         with self._lock:
             known = self._open.get(key)
             if known is None:
-                known = self._open[key] = _opened(key, log)
+                known = self._open[key] = ClusterUser(key, log, Producers(log))
             known.clients += 1
         if known.log is not log:
             log.close()
@@ -119,19 +122,9 @@ def connector(
         if credential is not None:
             user, password = credential
             chosen = structs.replace(access.without_credential(), user=user, password=password)
-        log = Log(ClusterConnection(bootstrap, path, create=False, access=chosen))
-        try:
-            log.status()
-        except BaseException:
-            log.close()
-            raise
-        return log
+        return open_log(ClusterConnection(bootstrap, path, create=False, access=chosen))
 
     return connect
-
-
-def _opened(key: tuple[str, bytes], log: Log) -> ClusterUser:
-    return ClusterUser(key, log, Producers(log), log.status().cluster_id)
 
 
 def _close(user: ClusterUser) -> None:
