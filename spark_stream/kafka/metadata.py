@@ -11,9 +11,8 @@ from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
 from spark_stream.kafka.connection import SERVED, KafkaRequest
 from spark_stream.kafka.messages.schemas import load_schema
-from spark_stream.kafka.reading import topic_with_kafkas_columns
+from spark_stream.kafka.reading import check_columns
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
-from spark_stream.schema.schemas import is_default
 
 NODE: Final = 0
 """The broker id of the gateway."""
@@ -52,23 +51,23 @@ def metadata(
     """Return the fields of the answer about topics. Topics with other columns are not listed."""
     asked = request.fields["topics"]
     if asked is None or (not asked and request.version < _FIRST_WITH_NULL):
-        described = [log.describe(name) for name in log.topics()]
-        names = [each.name for each in described if is_default(each.schema)]
+        found = [_topic(log, name) for name in log.topics()]
+        topics = [each for each in found if "error_code" not in each]
     else:
-        names = [each["name"] for each in asked]
+        topics = [_topic(log, each["name"]) for each in asked]
     node = {"node_id": NODE, "host": address.host, "port": address.port}
     return {
         "brokers": [node],
         "cluster_id": cluster_id,
         "controller_id": NODE,
-        "topics": [_topic(log, name) for name in names],
+        "topics": topics,
     }
 
 
 def _topic(log: Log, name: str) -> Mapping[str, Any]:
     try:
-        log._topics.drop(name)
-        topic = topic_with_kafkas_columns(log, name)
+        topic = log.describe(name)
+        check_columns(topic)
     except (IsologError, Refusal) as error:
         return {"name": name, "error_code": int(code_of(error))}
     return {

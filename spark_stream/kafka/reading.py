@@ -61,16 +61,25 @@ def isolation_of(level: int) -> Isolation:
     return Isolation.READ_COMMITTED if level == 1 else Isolation.READ_REPLICATED
 
 
-def topic_with_kafkas_columns(log: Log, name: str) -> TopicDescription:
-    """Return a topic, from the cache.
+def check_columns(topic: TopicDescription) -> None:
+    """Raise InvalidTopic if the topic has other columns than Kafka's."""
+    if not is_default(topic.schema):
+        raise InvalidTopic(f"the topic {topic.name!r} has other columns than Kafka's")
+
+
+def topic_of(log: Log, name: str, partition: int) -> TopicDescription:
+    """Return the topic of a partition, from the cache if it has the partition.
 
     Raises:
         InvalidTopic: The topic has other columns.
-        UnknownTopic: There is no such topic.
+        UnknownTopic, UnknownPartition: There is no such topic, or no such partition.
     """
     found = log._topics.known(name)
-    if not is_default(found.schema):
-        raise InvalidTopic(f"the topic {name!r} has other columns than Kafka's")
+    check_columns(found)
+    if partition not in range(len(found.partitions)):
+        found = log.describe(name)  # it may have grown
+    if partition not in range(len(found.partitions)):
+        raise UnknownPartition(f"topic {name!r} has no partition {partition}")
     return found
 
 
@@ -219,7 +228,7 @@ class FetchSession:
             answers[place] = {"records": bytes(records[place])}
         self._add_bounds(asked, readers, answers)
         self._stop_idle()
-        return {"responses": _by_topic(asked, answers)}
+        return {"responses": _by_topic("topic", asked, answers)}
 
     def _readers_of(
         self,
@@ -237,11 +246,7 @@ class FetchSession:
 
     def _reader(self, place: Place, isolation: Isolation, position: int) -> PartitionReader:
         name, number = place
-        topic = topic_with_kafkas_columns(self._log, name)
-        if number not in range(len(topic.partitions)):
-            topic = self._log._topics.describe(name)  # it may have grown
-        if number not in range(len(topic.partitions)):
-            raise UnknownPartition(f"topic {name!r} has no partition {number}")
+        topic = topic_of(self._log, name, number)
         if position < 0:
             raise OffsetOutOfRange(f"{name}/{number}: there is no offset {position}")
         reader = self._readers.get((place, isolation))
@@ -360,7 +365,7 @@ def _looked_up(
 def list_offsets(log: Log, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the answer to a look-up of offsets.
 
-    A time is that of the records, as for ``seek`` in isolog.
+    A time is that of the append, as for ``seek`` in isolog.
     """
     isolation = isolation_of(fields["isolation_level"])
     answers: dict[Place, dict[str, Any]] = {}
@@ -380,17 +385,14 @@ def list_offsets(log: Log, fields: Mapping[str, Any]) -> dict[str, Any]:
                 answers[place] = {"error_code": int(code_of(found)), "offset": -1}
                 continue
             answers[place] = {"offset": found.offset, "timestamp": max(timestamp, -1)}
-    topics: dict[str, list[dict[str, Any]]] = {}
-    for name, number in asked:
-        answer = {"partition_index": number} | answers[name, number]
-        topics.setdefault(name, []).append(answer)
-    return {"topics": [{"name": name, "partitions": each} for name, each in topics.items()]}
+    return {"topics": _by_topic("name", asked, answers)}
 
 
 def _by_topic(
-    asked: Iterable[Place], answers: Mapping[Place, Mapping[str, Any]]
+    field: str, asked: Iterable[Place], answers: Mapping[Place, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
+    """Return the answers by topic. ``field``: the field with the name of the topic."""
     topics: dict[str, list[dict[str, Any]]] = {}
     for name, number in asked:
         topics.setdefault(name, []).append({"partition_index": number, **answers[name, number]})
-    return [{"topic": name, "partitions": each} for name, each in topics.items()]
+    return [{field: name, "partitions": each} for name, each in topics.items()]

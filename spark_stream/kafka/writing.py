@@ -21,8 +21,8 @@ from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.stamped import StampedWriter
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import SEQUENCE_MAX, Stamp
-from spark_stream.errors import IsologError, RecordTooLarge, UnknownPartition
-from spark_stream.kafka.reading import topic_with_kafkas_columns
+from spark_stream.errors import IsologError, RecordTooLarge
+from spark_stream.kafka.reading import topic_of
 from spark_stream.kafka.records.batches import Batch, read_batches
 from spark_stream.kafka.records.decoding import decode_records
 from spark_stream.kafka.refusals import (
@@ -182,12 +182,8 @@ def _append(
     level = _LEVELS.get(acks)
     if level is None:
         raise InvalidAcks(f"acks is {acks}, and may be -1, 0 or 1")
-    topic = topic_with_kafkas_columns(log, name)
     partition = given["index"]
-    if partition not in range(len(topic.partitions)):
-        topic = log._topics.describe(name)  # it may have grown
-    if partition not in range(len(topic.partitions)):
-        raise UnknownPartition(f"topic {name!r} has no partition {partition}")
+    topic = topic_of(log, name, partition)
     batches = list(read_batches(pa.py_buffer(given["records"] or b""), RECORDS_MAX))
     if any(each.is_control or each.is_transactional for each in batches):
         raise UnsupportedBatch("the gateway has no transactions yet")

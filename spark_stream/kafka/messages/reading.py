@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from spark_stream.kafka.messages.schemas import Field, Schema
+from spark_stream.kafka.messages.schemas import FIXED, Field, Schema
 from spark_stream.kafka.refusals import MalformedRequest
 
 VALUES_MAX: Final = 200_000
@@ -20,15 +20,6 @@ VALUES_MAX: Final = 200_000
 Read = Callable[["MessageReader"], Any]
 """A function that reads one value."""
 
-_NUMBERS: Final = {
-    "int8": struct.Struct(">b"),
-    "int16": struct.Struct(">h"),
-    "uint16": struct.Struct(">H"),
-    "int32": struct.Struct(">i"),
-    "uint32": struct.Struct(">I"),
-    "int64": struct.Struct(">q"),
-    "float64": struct.Struct(">d"),
-}
 _UUID_BYTES: Final = 16
 
 
@@ -128,7 +119,7 @@ def _field_reader(field: Field, version: int, flexible: bool) -> Read:
     read_value = _value_reader(field, version, flexible, nullable=False)
 
     def read(reader: MessageReader) -> list[Any] | None:
-        size = reader.uvarint() - 1 if flexible else reader.number(_NUMBERS["int32"])
+        size = reader.uvarint() - 1 if flexible else reader.number(FIXED["int32"])
         if size == -1 and nullable:
             return None
         return [read_value(reader) for _ in range(reader.count(size))]
@@ -143,20 +134,20 @@ def _value_reader(field: Field, version: int, flexible: bool, nullable: bool) ->
             if not nullable:
                 return read_struct
             return lambda reader: (
-                None if reader.number(_NUMBERS["int8"]) == -1 else read_struct(reader)
+                None if reader.number(FIXED["int8"]) == -1 else read_struct(reader)
             )
         case "bool":
             return lambda reader: reader.take(1)[0] != 0
         case "uuid":
             return lambda reader: bytes(reader.take(_UUID_BYTES))
         case "string":
-            return _sized_reader(_NUMBERS["int16"], flexible, nullable, _text)
+            return _sized_reader(FIXED["int16"], flexible, nullable, _text)
         case "bytes":
-            return _sized_reader(_NUMBERS["int32"], flexible, nullable, bytes)
+            return _sized_reader(FIXED["int32"], flexible, nullable, bytes)
         case "records":
-            return _sized_reader(_NUMBERS["int32"], flexible, nullable, lambda found: found)
+            return _sized_reader(FIXED["int32"], flexible, nullable, lambda found: found)
         case _:
-            kind = _NUMBERS[field.kind]
+            kind = FIXED[field.kind]
             return lambda reader: reader.number(kind)
 
 

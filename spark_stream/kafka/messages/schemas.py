@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from struct import Struct as Packed
 from typing import Any, Final
 
 from msgspec import Struct
@@ -24,7 +25,16 @@ from spark_stream.extras import install_hint
 _COMMENT: Final = re.compile(r"^\s*//.*$", re.MULTILINE)
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _FOREVER: Final = 1 << 15
-_NUMBERS: Final = frozenset({"int8", "int16", "uint16", "int32", "uint32", "int64"})
+FIXED: Final = {
+    "int8": Packed(">b"),
+    "int16": Packed(">h"),
+    "uint16": Packed(">H"),
+    "int32": Packed(">i"),
+    "uint32": Packed(">I"),
+    "int64": Packed(">q"),
+    "float64": Packed(">d"),
+}
+"""The numbers of a fixed size, by the names of their types."""
 
 Default = bool | int | float | str | bytes | None
 
@@ -139,13 +149,13 @@ def _field(given: Mapping[str, Any], structs: Mapping[str, Any]) -> Field:
 def _default(kind: str, given: Any, is_struct: bool) -> Default:
     if given == "null" or is_struct:
         return None
-    if kind in _NUMBERS:
-        return int(str(given or 0), 0)
     match kind:
         case "bool":
             return str(given).lower() == "true"
         case "float64":
             return float(given or 0)
+        case _ if kind in FIXED:
+            return int(str(given or 0), 0)
         case "uuid":
             return bytes(16)
         case "string":

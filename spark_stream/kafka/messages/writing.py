@@ -7,23 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from spark_stream.kafka.messages.schemas import Field, Schema
+from spark_stream.kafka.messages.schemas import FIXED, Field, Schema
 
 Write = Callable[["MessageWriter", Any], None]
 """A function that writes one value."""
 
 _JOINED_MAX: Final = 1 << 14
 """The most bytes of records that are copied into the message."""
-
-_NUMBERS: Final = {
-    "int8": struct.Struct(">b"),
-    "int16": struct.Struct(">h"),
-    "uint16": struct.Struct(">H"),
-    "int32": struct.Struct(">i"),
-    "uint32": struct.Struct(">I"),
-    "int64": struct.Struct(">q"),
-    "float64": struct.Struct(">d"),
-}
 
 
 def write_message(schema: Schema, version: int, values: Mapping[str, Any]) -> list[bytes]:
@@ -115,7 +105,7 @@ def _field_writer(field: Field, version: int, flexible: bool) -> Write:
         if flexible:
             writer.uvarint(size + 1)
         else:
-            writer.last += _NUMBERS["int32"].pack(size)
+            writer.last += FIXED["int32"].pack(size)
         for each in values or ():
             write_value(writer, each)
 
@@ -138,12 +128,12 @@ def _value_writer(field: Field, version: int, flexible: bool, nullable: bool) ->
         case "uuid":
             return write_uuid
         case "string":
-            return _sized_writer(_NUMBERS["int16"], flexible, is_records=False)
+            return _sized_writer(FIXED["int16"], flexible, is_records=False)
         case "bytes" | "records":
             is_records = field.kind == "records"
-            return _sized_writer(_NUMBERS["int32"], flexible, is_records=is_records)
+            return _sized_writer(FIXED["int32"], flexible, is_records=is_records)
         case _:
-            return _number_writer(_NUMBERS[field.kind])
+            return _number_writer(FIXED[field.kind])
 
 
 def _number_writer(kind: struct.Struct) -> Write:
@@ -155,7 +145,7 @@ def _number_writer(kind: struct.Struct) -> Write:
 
 def _nullable_writer(write_struct: Write) -> Write:
     def write(writer: MessageWriter, value: Any) -> None:
-        writer.last += _NUMBERS["int8"].pack(-1 if value is None else 1)
+        writer.last += FIXED["int8"].pack(-1 if value is None else 1)
         if value is not None:
             write_struct(writer, value)
 
