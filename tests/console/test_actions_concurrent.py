@@ -73,7 +73,7 @@ CASES = {
     "elect-preferred": Case(
         {"topic": "TOPIC"},
         [("admin", "cluster"), ("describe", "topic:TOPIC")],
-        lambda log, topic: log.describe(topic).partitions[0].leader is not None,
+        lambda log, topic: (found := log.describe(topic).partitions[0]).leader == found.replicas[0],
         True,
     ),
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from spark_stream.kafka.gateway import tls_context
@@ -14,7 +15,6 @@ from tests.certificates import HERE, Files
 from tests.kafka.test_gateway import WAIT_S, asked, producer_at, read_at, sent, started
 from tests.secure_brokers import PASSWORD, admin, as_, asking
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
 pytestmark = pytest.mark.slow
 __all__ = ["admin", "asking"]
 

@@ -6,6 +6,7 @@ import socket
 from contextlib import closing
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from isolog.testing import LocalCluster
@@ -15,7 +16,6 @@ from spark_stream.kafka.logins import ClusterUsers, connector
 from spark_stream.kafka.metadata import GatewayAddress
 from tests.examples import is_quick
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
 pytestmark = pytest.mark.slow
 
 RECORDS = 3_000 if is_quick() else 30_000
