@@ -1,7 +1,8 @@
 """One connection of a Kafka client, without its socket: bytes in, requests out, and answers.
 
 A client may send several requests before the first answer. The answers have the order of the
-requests. An unknown request, or an unknown version of one, gets an error code as its answer.
+requests. A request of Kafka that is not served gets an error code as its answer, also if only its
+version is not. Other bytes end the connection.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SERVED: Final[dict[str, Versions]] = {
 }
 """The requests that the gateway answers, and their versions.
 
-Later versions of Produce and Fetch name topics by their ids only.
+From version 13 on Produce and Fetch name topics by their ids.
 """
 
 FRAME_MAX: Final = 100 << 20

@@ -1,8 +1,8 @@
 """The gateway's process: it accepts connections of Kafka clients, each with a thread.
 
 A request is answered before the next one of its connection is read, so the answers have the order
-of the requests. The brokers see one client, the gateway. Its end loses no acknowledged record: an
-acknowledgement is sent after that of the broker.
+of the requests. The end of the gateway loses no acknowledged record, because an acknowledgement is
+sent after that of the broker.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class KafkaClient:
         self.reads: FetchSession | None = None
 
     def act_as(self, user: ClusterUser) -> None:
-        """Act as a user of the cluster from now on."""
+        """Act as a user of the cluster. The readers of the user before it end."""
         self.close()
         self.user, self.reads = user, FetchSession(user.log)
 

@@ -1,8 +1,8 @@
 """Appends of batches that another program has stamped, such as a Kafka producer.
 
 A batch is sent once. After a failure the caller sends it again, with the same stamp, by which the
-leader recognises a duplicate. So the writer has neither a state nor an order of its own: the caller
-sends the batches of a producer to a partition in the order of their sequences.
+leader recognises a duplicate. The writer has no state of a producer. The caller sends the batches
+of a producer to a partition in the order of their sequences.
 """
 
 from __future__ import annotations
