@@ -294,9 +294,12 @@ class Partition:
         """Check that no other in-sync replica has the damaged records of this leader.
 
         Raises:
+            NotLeader: another replica leads, so the reader has to ask that one.
             LeaderUnavailable: another replica is in sync and will lead soon.
         """
-        progress = self.core.progress
+        with self._state.lock:
+            self.check_leads()
+            progress = self.core.progress
         if progress is not None and len(progress.record.isr) > 1:
             raise LeaderUnavailable(
                 f"{self.name}: {damage.message}; another in-sync replica will lead soon",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isolog.errors import DamagedSegment, LeaderUnavailable
+from isolog.errors import DamagedSegment, LeaderUnavailable, NotLeader
 from spark_stream.broker.node.registration import DamagedReplicas
 from spark_stream.broker.node.scrubbing import Scrub
 from spark_stream.cluster.brokers import Brokers, RegisteredBroker
@@ -176,6 +176,20 @@ def test_a_reader_of_damaged_records_is_sent_to_the_next_leader(pair):
         partition.check_alone(error)
     fill(a, "alone", "a")
     a.partition("alone").check_alone(error)
+
+
+def test_a_reader_of_damaged_records_is_sent_to_the_leader_after_a_change(pair):
+    a, b, replicas = pair
+    old = a.partition("t")
+    scrub_of(a).look()
+    replicas.need_to_leave(member(a))
+    leave(a, "a's next logs")
+    see(a.around)
+    b.control_once()
+    see(a.around)
+    assert a.record("t").leader == "b"
+    with pytest.raises(NotLeader):
+        old.check_alone(DamagedSegment("it fails its checksum"))
 
 
 def test_a_leader_detects_damage_when_it_sends_its_entries(around):
