@@ -43,12 +43,20 @@ class ProcessPlace(NamedTuple):
 HERE = ProcessPlace()
 
 
-def await_stopped(pid: int) -> None:
-    """Wait until a process has stopped after SIGSTOP, which takes a moment."""
-    process = psutil.Process(pid)
+def pause_process(pid: int) -> None:
+    """Pause a process (SIGSTOP), and wait until it has stopped. Before that its threads run on."""
+    os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _END_S
-    while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
+    while not _has_stopped(pid) and time.monotonic() < deadline:
         time.sleep(0.002)
+
+
+def _has_stopped(pid: int) -> bool:
+    process = psutil.Process(pid)
+    if not psutil.LINUX:
+        return bool(process.status() == psutil.STATUS_STOPPED)
+    threads = (psutil.Process(each.id) for each in process.threads())
+    return all(each.status() == psutil.STATUS_STOPPED for each in threads)
 
 
 READY: Final = "isolog broker ready "
@@ -176,8 +184,7 @@ class LocalBroker:
 
     def pause(self) -> None:
         """Pause its process (SIGSTOP) until :meth:`resume`. Wait until it has stopped."""
-        self.signal(signal.SIGSTOP)
-        await_stopped(self.pid)
+        pause_process(self.pid)
 
     def resume(self) -> None:
         """Resume its paused process."""

@@ -29,7 +29,7 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.testing.guard import kill_with_this_process
-from spark_stream.testing.local_cluster import HERE, ProcessPlace, await_stopped
+from spark_stream.testing.local_cluster import HERE, ProcessPlace, pause_process
 from spark_stream.transport.tls import TlsFiles, client_context
 from spark_stream.wire.addresses import joined
 
@@ -113,9 +113,8 @@ class EtcdMember:
 
     def pause(self) -> None:
         """Pause its process (SIGSTOP), and wait until it has stopped."""
-        self._signal(signal.SIGSTOP)
         if self._process is not None:
-            await_stopped(self._process.pid)
+            pause_process(self._process.pid)
 
     def resume(self) -> None:
         """Resume its paused process."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import threading
 from contextlib import asynccontextmanager, suppress
@@ -150,7 +149,7 @@ def test_the_loop_is_not_blocked_by_a_wait_for_room(broker, topic):
             settings = {"buffer_bytes": 10_000, "timeout_ms": 1_000 * SOON_S}
             async with log.producer(**settings) as producer:
                 await (await producer.send(topic, b"first"))
-                os.kill(broker.pid, signal.SIGSTOP)
+                broker.pause()
                 try:
                     writing = asyncio.create_task(write(producer, topic, 40))
                     ticks = 0
@@ -159,7 +158,7 @@ def test_the_loop_is_not_blocked_by_a_wait_for_room(broker, topic):
                         ticks += 1
                     assert not writing.done()
                 finally:
-                    os.kill(broker.pid, signal.SIGCONT)
+                    broker.resume()
                 await writing
             found = (await log.read(topic))["value"].to_pylist()
             assert found == [b"first", *(b"%d" % n * 500 for n in range(40))]
@@ -179,8 +178,8 @@ def test_a_send_that_would_wait_for_the_last_bytes_waits_on_a_thread(broker, top
             sizes = {"buffer_bytes": 10_095, "batch_bytes": 1, "timeout_ms": 1_000 * SOON_S}
             async with log.producer(**sizes) as producer:
                 await (await producer.send(topic, b"first"))
-                os.kill(broker.pid, signal.SIGSTOP)
-                asyncio.get_running_loop().call_later(0.5, os.kill, broker.pid, signal.SIGCONT)
+                broker.pause()
+                asyncio.get_running_loop().call_later(0.5, broker.resume)
                 for n in range(200):
                     await producer.send(topic, b"%092d" % n)
             assert (await log.read(topic)).num_rows == 201
@@ -195,14 +194,14 @@ def test_sends_that_wait_for_room_wait_for_it_at_the_same_time(broker, topic):
             log.producer(buffer_bytes=1_000, timeout_ms=1_000) as producer,
         ):
             await (await producer.send(topic, b"first"))
-            os.kill(broker.pid, signal.SIGSTOP)
+            broker.pause()
             try:
                 sent = [producer.send(topic, b"x" * 900) for _ in range(20)]
                 async with asyncio.timeout(15):  # sequential waits would take 19 s
                     found = await asyncio.gather(*sent, return_exceptions=True)
                 assert any(isinstance(each, BufferFull) for each in found)
             finally:
-                os.kill(broker.pid, signal.SIGCONT)
+                broker.resume()
             with suppress(IsologError):  # their outcomes are unknown in time
                 await producer.flush()
 

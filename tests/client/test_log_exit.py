@@ -134,8 +134,9 @@ if __name__ == "__main__":
 """
 
 DEAD_BROKER = """
-import atexit, os, signal, sys, time
+import atexit, sys, time
 import isolog
+from spark_stream.testing.local_cluster import pause_process
 from spark_stream.transport import lifetime
 lifetime.EXIT_S = 1.0
 log = isolog.connect(sys.argv[1])
@@ -144,7 +145,7 @@ producer.send("t", "1").result(20)
 loader = log.producer(transactional_id="loader")
 loader.begin_transaction()
 consumer = log.consumer("t", name="n")
-os.kill(int(sys.argv[2]), signal.SIGSTOP)
+pause_process(int(sys.argv[2]))
 producer.send("t", "2")
 if sys.argv[3] == "handlers":
     for each in (log, consumer, loader, producer):

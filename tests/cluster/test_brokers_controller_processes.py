@@ -19,6 +19,7 @@ from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
+from spark_stream.testing.local_cluster import pause_process
 from tests.support import eventually
 
 NAMES = ("b1", "b2", "b3")
@@ -115,7 +116,7 @@ def test_a_paused_controller_is_replaced_when_its_lease_expires(brokers):
     leases = Leases(LeaseFiles(brokers._folder / "leases"), SystemClock(), 3.0)
     eventually(lambda: leases.alive("b2"))
     first = brokers.controller()
-    os.kill(brokers.processes["b1"].pid, signal.SIGSTOP)
+    pause_process(brokers.processes["b1"].pid)
     eventually(lambda: brokers.is_led_after(first.term))
     assert brokers.controller() == Controller(
         BrokerId("b2"), f"b2-{brokers.processes['b2'].pid}", first.term + 1

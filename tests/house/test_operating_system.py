@@ -48,7 +48,7 @@ POSIX_ELSEWHERE = {
     "spark_stream/testing/local_cluster.py": {
         "signal.SIGCONT", "signal.SIGKILL", "signal.SIGSTOP",
     },
-    "spark_stream/testing/local_etcd.py": {"signal.SIGCONT", "signal.SIGSTOP"},
+    "spark_stream/testing/local_etcd.py": {"signal.SIGCONT"},
     # Called only after `termios` was found.
     "spark_stream/cli/operating/top.py": {"signal.pthread_kill"},
 }  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Self
 
 import psutil
 
-from tests.support import eventually
+from spark_stream.testing.local_cluster import pause_process
 
 
 class NodeProcess:
@@ -69,9 +68,7 @@ class NodeProcess:
         self.process.send_signal(number)
 
     def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
-        process = psutil.Process(self.process.pid)
-        eventually(lambda: process.status() == psutil.STATUS_STOPPED)
+        pause_process(self.process.pid)
 
     def kill(self) -> None:
         self.process.kill()

@@ -17,6 +17,7 @@ import isolog
 from spark_stream.broker.access.jwts import JwtSettings
 from spark_stream.broker.config import BrokerConfig, TlsSettings
 from spark_stream.cli.commands.broker import _absolute_files
+from spark_stream.testing.local_cluster import pause_process
 from tests.cli.conftest import COMMAND, TIMEOUT_S, run
 
 
@@ -185,7 +186,7 @@ def test_killed_broker_is_not_reported_as_running(directory, call):
 def test_hanging_broker_is_reported_within_the_timeout(directory, call):
     run("broker", "start", "--dir", str(directory), "--listen", "127.0.0.1:0", "--daemon")
     pid = pid_of(directory)
-    os.kill(pid, signal.SIGSTOP)
+    pause_process(pid)
     try:
         status = call("broker", "status", "--dir", str(directory), "--timeout", "0.5")
         stop = call("broker", "stop", "--dir", str(directory), "--timeout", "0.2")

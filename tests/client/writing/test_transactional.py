@@ -23,6 +23,7 @@ from isolog.errors import (
 )
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.writing.transactional import TransactionalProducer
+from spark_stream.testing.local_cluster import pause_process
 from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions
 from tests.client.writing.seen import entries, found
 from tests.support import eventually, values
@@ -428,7 +429,7 @@ def test_a_producer_paused_beyond_its_timeout_gets_an_error_and_writes_once(
         assert process.stdout is not None
         try:
             assert process.stdout.readline() == "written\n"
-            process.send_signal(signal.SIGSTOP)
+            pause_process(process.pid)
             eventually(lambda: log.describe_transaction(identity).state == "aborted")
             assert found(log, topic) == []
             process.send_signal(signal.SIGCONT)

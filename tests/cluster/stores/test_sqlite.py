@@ -25,6 +25,7 @@ from isolog.errors import (
 from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
 from spark_stream.cluster.stores.store import FORM, Delete, Put
+from spark_stream.testing.local_cluster import pause_process
 from tests.support import eventually, native
 
 
@@ -251,7 +252,7 @@ def test_a_writer_stopped_as_the_next_blocks_others_only_briefly(tmp_path):
     process.start()
     try:
         eventually(lambda: _is_locked(tmp_path / "metadata.sqlite-turns"))
-        os.kill(process.pid, signal.SIGSTOP)
+        pause_process(process.pid)
         holder.execute("rollback")
         holder.close()
         for number in range(20):  # a put that waited for its place would fail after ten seconds
