@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from spark_stream.errors import IsologError
+from spark_stream.kafka.calls import GatewayAddress, KafkaCall
 from spark_stream.kafka.connection import KafkaConnection, KafkaRequest, answer, refuse
+from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import PLAIN, ClusterUser, ClusterUsers
-from spark_stream.kafka.metadata import GatewayAddress, api_versions, metadata
-from spark_stream.kafka.reading import FetchSession, list_offsets
+from spark_stream.kafka.metadata import api_versions
+from spark_stream.kafka.reading import FetchSession
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
-from spark_stream.kafka.writing import init_producer_id, produce
 from spark_stream.loggers import logger_of
 from spark_stream.transport.tls import RotatingContext, TlsFiles, server_context
 
@@ -37,9 +38,7 @@ SILENCE_S: Final = 30.0
 """The longest pause within a large request."""
 
 _RECEIVE_BYTES: Final = 256 << 10
-_WAIT_MS_MAX: Final = 60_000
 _END_S: Final = 5.0
-_NO_ACKS: Final = 0
 _HANDSHAKE_S: Final = 10.0
 _PAUSE_AFTER_FAILURE_S: Final = 0.5
 
@@ -222,8 +221,9 @@ class KafkaGateway:
             return answer(request, self._log_in(request, client))
         if client.user is None or client.reads is None:
             return refuse(request, KafkaCode.ILLEGAL_SASL_STATE)
+        call = KafkaCall(client.user, client.reads, self._address, request)
         try:
-            found = self._handled(request, client.user, client.reads)
+            found = HANDLERS[request.api](call)
         except (IsologError, Refusal) as error:
             logger.debug("a %s request of a Kafka client failed: %s", request.api, error)
             return refuse(request, code_of(error))
@@ -247,29 +247,3 @@ class KafkaGateway:
             message = error.message if isinstance(error, IsologError) else str(error)
             return {"error_code": int(code_of(error)), "error_message": message}
         return {}
-
-    def _handled(
-        self, request: KafkaRequest, user: ClusterUser, reads: FetchSession
-    ) -> dict[str, Any] | None:
-        """Return the fields of the answer, or None for a request without one."""
-        fields = request.fields
-        match request.api:
-            case "Metadata":
-                return metadata(user.log, user.cluster_id, self._address, request)
-            case "ListOffsets":
-                return list_offsets(user.log, fields)
-            case "InitProducerId":
-                return init_producer_id(user.log, fields)
-            case "Produce":
-                found = produce(user.log, user.producers, fields)
-                return None if fields["acks"] == _NO_ACKS else found
-            case _:
-                return _fetched(reads, fields)
-
-
-def _fetched(reads: FetchSession, fields: dict[str, Any]) -> dict[str, Any]:
-    if fields["session_id"]:
-        # Sessions are optional. A client continues without one after this code.
-        return {"error_code": int(KafkaCode.FETCH_SESSION_ID_NOT_FOUND)}
-    wait_ms = min(max(fields["max_wait_ms"], 0), _WAIT_MS_MAX)
-    return reads.fetch(fields, time.monotonic() + wait_ms / 1_000)

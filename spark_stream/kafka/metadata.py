@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from msgspec import Struct
-
 from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
+from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.connection import SERVED, KafkaRequest
 from spark_stream.kafka.messages.schemas import load_schema
 from spark_stream.kafka.reading import check_columns
@@ -19,15 +18,6 @@ NODE: Final = 0
 
 _FIRST_WITH_NULL: Final = 1
 """The version in which null, and not an empty list, means all topics."""
-
-Answer = dict[str, Any]
-
-
-class GatewayAddress(Struct, frozen=True):
-    """The address of the gateway for its clients."""
-
-    host: str
-    port: int
 
 
 def api_versions(request: KafkaRequest) -> Answer:
@@ -45,20 +35,18 @@ def api_versions(request: KafkaRequest) -> Answer:
     return {"error_code": int(code), "api_keys": keys}
 
 
-def metadata(
-    log: Log, cluster_id: str | None, address: GatewayAddress, request: KafkaRequest
-) -> Answer:
+def metadata(call: KafkaCall) -> Answer:
     """Return the fields of the answer about topics. Topics with other columns are not listed."""
-    asked = request.fields["topics"]
-    if asked is None or (not asked and request.version < _FIRST_WITH_NULL):
+    log, asked = call.log, call.fields["topics"]
+    if asked is None or (not asked and call.request.version < _FIRST_WITH_NULL):
         found = [_topic(log, name) for name in log.topics()]
         topics = [each for each in found if "error_code" not in each]
     else:
         topics = [_topic(log, each["name"]) for each in asked]
-    node = {"node_id": NODE, "host": address.host, "port": address.port}
+    node = {"node_id": NODE, "host": call.address.host, "port": call.address.port}
     return {
         "brokers": [node],
-        "cluster_id": cluster_id,
+        "cluster_id": call.user.cluster_id,
         "controller_id": NODE,
         "topics": topics,
     }

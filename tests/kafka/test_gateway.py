@@ -17,9 +17,9 @@ import pytest
 
 from spark_stream.client.connecting.access import Access
 from spark_stream.kafka import gateway as gateway_module
+from spark_stream.kafka.calls import GatewayAddress
 from spark_stream.kafka.gateway import KafkaGateway
 from spark_stream.kafka.logins import ClusterUsers, connector
-from spark_stream.kafka.metadata import GatewayAddress
 from spark_stream.kafka.refusals import KafkaCode
 from tests.kafka.kafka_batches import by_kafka, rebuilt
 from tests.kafka.test_connection import answered, framed

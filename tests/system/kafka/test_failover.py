@@ -11,9 +11,9 @@ import pytest
 
 from isolog.testing import LocalCluster
 from spark_stream.client.connecting.access import Access
+from spark_stream.kafka.calls import GatewayAddress
 from spark_stream.kafka.gateway import KafkaGateway
 from spark_stream.kafka.logins import ClusterUsers, connector
-from spark_stream.kafka.metadata import GatewayAddress
 from tests.examples import is_quick
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,46 @@
+"""A request of a Kafka client with everything that its handler needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from spark_stream.client.log import Log
+from spark_stream.kafka.connection import KafkaRequest
+from spark_stream.kafka.logins import ClusterUser
+from spark_stream.kafka.reading import FetchSession
+
+Answer: TypeAlias = dict[str, Any]
+"""The fields of a response. Others have their defaults."""
+
+
+class GatewayAddress(Struct, frozen=True):
+    """The address of the gateway for its clients."""
+
+    host: str
+    port: int
+
+
+class KafkaCall(Struct, frozen=True):
+    """A request, its user, the readers of its connection, and the address of the gateway."""
+
+    user: ClusterUser
+    reads: FetchSession
+    address: GatewayAddress
+    request: KafkaRequest
+
+    @property
+    def log(self) -> Log:
+        """The user's connection to the brokers."""
+        return self.user.log
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the request."""
+        return self.request.fields
+
+
+Handler = Callable[[KafkaCall], Answer | None]
+"""A function that returns the answer to a request, or None for a request without one."""

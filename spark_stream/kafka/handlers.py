@@ -1,0 +1,38 @@
+"""The handlers of requests, by the name of the request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from spark_stream.kafka.calls import Answer, Handler, KafkaCall
+from spark_stream.kafka.metadata import metadata
+from spark_stream.kafka.reading import list_offsets
+from spark_stream.kafka.refusals import KafkaCode
+from spark_stream.kafka.writing import init_producer_id, produce
+
+_WAIT_MS_MAX: Final = 60_000
+_NO_ACKS: Final = 0
+
+
+def _fetch(call: KafkaCall) -> Answer:
+    if call.fields["session_id"]:
+        # Sessions are optional. A client continues without one after this code.
+        return {"error_code": int(KafkaCode.FETCH_SESSION_ID_NOT_FOUND)}
+    wait_ms = min(max(call.fields["max_wait_ms"], 0), _WAIT_MS_MAX)
+    return call.reads.fetch(call.fields, time.monotonic() + wait_ms / 1_000)
+
+
+def _produce(call: KafkaCall) -> Answer | None:
+    found = produce(call.log, call.user.producers, call.fields)
+    return None if call.fields["acks"] == _NO_ACKS else found
+
+
+HANDLERS: Final[Mapping[str, Handler]] = {
+    "Metadata": metadata,
+    "ListOffsets": lambda call: list_offsets(call.log, call.fields),
+    "Fetch": _fetch,
+    "InitProducerId": lambda call: init_producer_id(call.log, call.fields),
+    "Produce": _produce,
+}
