@@ -58,7 +58,7 @@ COMMANDS: Final = {
     ),
     "kafka-gateway": (
         "commands.kafka_gateway:kafka_gateway",
-        "Serve Kafka's protocol, for producers and consumers of Kafka without a group.",
+        "Serve Kafka's protocol, for Kafka's producers, consumers and tools.",
     ),
     "prepare-spark": (
         "operating.setup:prepare_spark",

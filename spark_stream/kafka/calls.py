@@ -10,25 +10,21 @@ from msgspec import Struct
 from spark_stream.client.log import Log
 from spark_stream.kafka.connection import KafkaRequest
 from spark_stream.kafka.logins import ClusterUser
+from spark_stream.kafka.members import Members
+from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 
 Answer: TypeAlias = dict[str, Any]
 """The fields of a response. Others have their defaults."""
 
 
-class GatewayAddress(Struct, frozen=True):
-    """The address of the gateway for its clients."""
-
-    host: str
-    port: int
-
-
 class KafkaCall(Struct, frozen=True):
-    """A request, its user, the readers of its connection, and the address of the gateway."""
+    """A request, its user, the readers of its connection, and what all connections share."""
 
     user: ClusterUser
     reads: FetchSession
-    address: GatewayAddress
+    gateways: Gateways
+    members: Members
     request: KafkaRequest
 
     @property

@@ -26,12 +26,23 @@ SERVED: Final[dict[str, Versions]] = {
     "Metadata": Versions(0, 9),
     "ApiVersions": Versions(0, 3),
     "InitProducerId": Versions(0, 4),
+    "FindCoordinator": Versions(0, 4),
+    "JoinGroup": Versions(0, 4),
+    "SyncGroup": Versions(0, 2),
+    "Heartbeat": Versions(0, 2),
+    "LeaveGroup": Versions(0, 2),
+    "OffsetCommit": Versions(2, 6),
+    "OffsetFetch": Versions(1, 7),
+    "ListGroups": Versions(0, 4),
+    "DescribeGroups": Versions(0, 5),
+    "DeleteGroups": Versions(0, 2),
     "SaslHandshake": Versions(1, 1),
     "SaslAuthenticate": Versions(0, 2),
 }
 """The requests that the gateway answers, and their versions.
 
-From version 13 on Produce and Fetch name topics by their ids.
+From version 13 on Produce and Fetch name topics by their ids. The versions of requests about groups
+end before those with static members.
 """
 
 FRAME_MAX: Final = 100 << 20

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from spark_stream.errors import IsologError
-from spark_stream.kafka.calls import GatewayAddress, KafkaCall
+from spark_stream.kafka.calls import KafkaCall
 from spark_stream.kafka.connection import KafkaConnection, KafkaRequest, answer, refuse
 from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import PLAIN, ClusterUser, ClusterUsers
+from spark_stream.kafka.members import Members
 from spark_stream.kafka.metadata import api_versions
+from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
 from spark_stream.loggers import logger_of
@@ -102,7 +104,7 @@ class KafkaGateway:
     Args:
         users: The connections to the brokers.
         listener: The socket to listen on. The caller closes it.
-        advertised: The address of the gateway in its answers.
+        gateways: The addresses of this gateway and of the others. The gateway closes it.
         tls: The TLS settings of connections. None for connections without TLS.
     """
 
@@ -110,7 +112,7 @@ class KafkaGateway:
         self,
         users: ClusterUsers,
         listener: socket.socket,
-        advertised: GatewayAddress,
+        gateways: Gateways,
         tls: RotatingContext | None = None,
     ) -> None:
         self._users = users
@@ -118,7 +120,8 @@ class KafkaGateway:
         self._budget = FrameBudget(FRAMES_MAX)
         self._listener = listener
         listener.listen(CONNECTIONS_MAX)
-        self._address = advertised
+        self._gateways = gateways
+        self._members = Members()
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -130,6 +133,7 @@ class KafkaGateway:
     def close(self) -> None:
         """Close all connections, after the appends that were received."""
         self._is_closed = True
+        self._gateways.close()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._acceptor.join(_END_S)
@@ -221,7 +225,7 @@ class KafkaGateway:
             return answer(request, self._log_in(request, client))
         if client.user is None or client.reads is None:
             return refuse(request, KafkaCode.ILLEGAL_SASL_STATE)
-        call = KafkaCall(client.user, client.reads, self._address, request)
+        call = KafkaCall(client.user, client.reads, self._gateways, self._members, request)
         try:
             found = HANDLERS[request.api](call)
         except (IsologError, Refusal) as error:

@@ -7,6 +7,18 @@ from collections.abc import Mapping
 from typing import Final
 
 from spark_stream.kafka.calls import Answer, Handler, KafkaCall
+from spark_stream.kafka.groups import (
+    delete_groups,
+    describe_groups,
+    find_coordinator,
+    heartbeat,
+    join_group,
+    leave_group,
+    list_groups,
+    offset_commit,
+    offset_fetch,
+    sync_group,
+)
 from spark_stream.kafka.metadata import metadata
 from spark_stream.kafka.reading import list_offsets
 from spark_stream.kafka.refusals import KafkaCode
@@ -35,4 +47,14 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "Fetch": _fetch,
     "InitProducerId": lambda call: init_producer_id(call.log, call.fields),
     "Produce": _produce,
+    "FindCoordinator": find_coordinator,
+    "JoinGroup": join_group,
+    "SyncGroup": sync_group,
+    "Heartbeat": heartbeat,
+    "LeaveGroup": leave_group,
+    "OffsetCommit": offset_commit,
+    "OffsetFetch": offset_fetch,
+    "ListGroups": list_groups,
+    "DescribeGroups": describe_groups,
+    "DeleteGroups": delete_groups,
 }

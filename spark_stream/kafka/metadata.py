@@ -1,20 +1,16 @@
-"""Metadata for Kafka clients: the gateway is the only broker, and leads all partitions."""
+"""Metadata for Kafka clients: the gateways are the brokers, and lead all partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from spark_stream.client.log import Log
 from spark_stream.errors import IsologError
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.connection import SERVED, KafkaRequest
 from spark_stream.kafka.messages.schemas import load_schema
+from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import check_columns
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
-
-NODE: Final = 0
-"""The broker id of the gateway."""
 
 _FIRST_WITH_NULL: Final = 1
 """The version in which null, and not an empty list, means all topics."""
@@ -39,35 +35,42 @@ def metadata(call: KafkaCall) -> Answer:
     """Return the fields of the answer about topics. Topics with other columns are not listed."""
     log, asked = call.log, call.fields["topics"]
     if asked is None or (not asked and call.request.version < _FIRST_WITH_NULL):
-        found = [_topic(log, name) for name in log.topics()]
+        found = [_topic(call, name) for name in log.topics()]
         topics = [each for each in found if "error_code" not in each]
     else:
-        topics = [_topic(log, each["name"]) for each in asked]
-    node = {"node_id": NODE, "host": call.address.host, "port": call.address.port}
+        topics = [_topic(call, each["name"]) for each in asked]
     return {
-        "brokers": [node],
+        "brokers": brokers(call.gateways),
         "cluster_id": call.user.cluster_id,
-        "controller_id": NODE,
+        "controller_id": call.gateways.coordinator.node_id,
         "topics": topics,
     }
 
 
-def _topic(log: Log, name: str) -> Mapping[str, Any]:
+def brokers(gateways: Gateways) -> list[Answer]:
+    """Return the id and the address of each live gateway, with the names of Metadata."""
+    return [
+        {"node_id": each.node_id, "host": each.host, "port": each.port} for each in gateways.alive
+    ]
+
+
+def _topic(call: KafkaCall, name: str) -> Answer:
     try:
-        topic = log.describe(name)
+        topic = call.log.describe(name)
         check_columns(topic)
     except (IsologError, Refusal) as error:
         return {"name": name, "error_code": int(code_of(error))}
+    leaders = [call.gateways.leader(name, each.partition).node_id for each in topic.partitions]
     return {
         "name": name,
         "partitions": [
             {
                 "partition_index": each.partition,
-                "leader_id": NODE,
+                "leader_id": leader,
                 "leader_epoch": -1,
-                "replica_nodes": [NODE],
-                "isr_nodes": [NODE],
+                "replica_nodes": [leader],
+                "isr_nodes": [leader],
             }
-            for each in topic.partitions
+            for each, leader in zip(topic.partitions, leaders, strict=True)
         ],
     }

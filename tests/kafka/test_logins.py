@@ -12,7 +12,7 @@ import pytest
 from spark_stream.kafka.gateway import tls_context
 from spark_stream.kafka.refusals import KafkaCode
 from tests.certificates import HERE, Files
-from tests.kafka.test_gateway import WAIT_S, asked, producer_at, read_at, sent, started
+from tests.kafka.clients import WAIT_S, asked, producer_at, read_at, sent, started
 from tests.secure_brokers import PASSWORD, admin, as_, asking
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,16 @@ import threading
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spark_stream.cli.options import Bootstrap, LogPath, access, where
 from spark_stream.errors import InvalidOption
-from spark_stream.wire.addresses import is_wildcard, joined, split_address
+from spark_stream.wire.addresses import is_wildcard, joined
+
+if TYPE_CHECKING:
+    from spark_stream.kafka.peers import GatewayAddress
 
 READY = "isolog kafka-gateway ready "
 
@@ -33,6 +36,14 @@ def kafka_gateway(
             show_default=False,
         ),
     ] = None,
+    peers: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT,...",
+            help="Addresses of the cluster's other gateways, as they advertise them.",
+            show_default=False,
+        ),
+    ] = "",
     sasl: Annotated[
         bool,
         typer.Option("--sasl", help="Clients log in as users of the cluster, by SASL/PLAIN."),
@@ -61,25 +72,27 @@ def kafka_gateway(
         ),
     ] = None,
 ) -> None:
-    """Serve Kafka's protocol, for producers and consumers of Kafka without a group.
+    """Serve Kafka's protocol, for Kafka's producers, consumers and tools.
 
-    With --sasl each client acts as the user that it logs in as. Otherwise clients act with the
-    permissions of the gateway. The gateway serves topics with Kafka's columns.
+    Several gateways serve a cluster together if each has the others as --peers. With --sasl each
+    client acts as the user that it logs in as. Otherwise clients act with the permissions of the
+    gateway. The gateway serves topics with Kafka's columns.
 
     \b
     isolog kafka-gateway --bootstrap localhost:9092
     kcat -b localhost:9192 -t events -C
     """
     from spark_stream.broker.connections import listening_socket
-    from spark_stream.kafka.calls import GatewayAddress
     from spark_stream.kafka.gateway import KafkaGateway, tls_context
     from spark_stream.kafka.logins import ClusterUsers, connector
     from spark_stream.kafka.messages.schemas import request_names
+    from spark_stream.kafka.peers import GatewayAddress, Gateways
 
     request_names()  # raises an error if the package with the schemas is missing
     if (server_cert is None) is not (server_key is None):
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
-    shown = None if advertise is None else GatewayAddress(*split_address(advertise))
+    shown = None if advertise is None else _gateway_at(advertise, "--advertise")
+    others = [_gateway_at(each, "--peers") for each in peers.split(",") if each]
     is_over = threading.Event()
     with ExitStack() as ended:
         users = ClusterUsers(connector(*where(bootstrap, path), access()), needs_login=sasl)
@@ -102,9 +115,20 @@ def kafka_gateway(
                 option="--sasl",
             )
         tls = None if server_cert is None else tls_context(server_cert, server_key)
-        gateway = KafkaGateway(users, bound, shown or GatewayAddress(host, port), tls)
+        own = shown or GatewayAddress(host, port)
+        gateways = Gateways(own, others, has_tls=tls is not None)
+        gateway = KafkaGateway(users, bound, gateways, tls)
         ended.callback(gateway.close)
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: is_over.set())
         print(f"{READY}{joined(host, port)}", flush=True)
         is_over.wait()
+
+
+def _gateway_at(text: str, option: str) -> GatewayAddress:
+    from spark_stream.kafka.peers import GatewayAddress
+
+    try:
+        return GatewayAddress.parse(text)
+    except ValueError as error:
+        raise InvalidOption(str(error), hint="Give HOST:PORT.", option=option) from None

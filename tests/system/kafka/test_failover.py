@@ -11,9 +11,9 @@ import pytest
 
 from isolog.testing import LocalCluster
 from spark_stream.client.connecting.access import Access
-from spark_stream.kafka.calls import GatewayAddress
 from spark_stream.kafka.gateway import KafkaGateway
 from spark_stream.kafka.logins import ClusterUsers, connector
+from spark_stream.kafka.peers import GatewayAddress, Gateways
 from tests.examples import is_quick
 
 pytestmark = pytest.mark.slow
@@ -32,7 +32,7 @@ def test_an_idempotent_producer_leaves_no_duplicate_and_no_gap(tmp_path):
         log.create_topic("t", partitions=PARTITIONS, replication_factor=3)
         port = listener.getsockname()[1]
         users = ClusterUsers(connector(cluster.bootstrap, None, Access()), needs_login=False)
-        with closing(KafkaGateway(users, listener, GatewayAddress("127.0.0.1", port))):
+        with closing(KafkaGateway(users, listener, Gateways(GatewayAddress("127.0.0.1", port)))):
             producer = confluent_kafka.Producer(
                 {
                     "bootstrap.servers": f"127.0.0.1:{port}",
