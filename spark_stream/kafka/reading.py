@@ -365,7 +365,7 @@ def _looked_up(
 def list_offsets(log: Log, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the answer to a look-up of offsets.
 
-    A time is that of the append, as for ``seek`` in isolog.
+    A time stands for the first record whose timestamp is at or after it, and for -1 without one.
     """
     isolation = isolation_of(fields["isolation_level"])
     answers: dict[Place, dict[str, Any]] = {}
@@ -379,13 +379,29 @@ def list_offsets(log: Log, fields: Mapping[str, Any]) -> dict[str, Any]:
     for timestamp, places in by_time.items():
         at = EARLIEST if timestamp == _EARLIEST_MS else LATEST
         micros = None if timestamp < 0 else timestamp * 1_000
-        found_by_place = _looked_up(log, places, at=at, isolation=isolation, timestamp=micros)
-        for place, found in found_by_place.items():
+        by_place = _looked_up(
+            log, places, at=at, isolation=isolation, timestamp=micros, facts=micros is not None
+        )
+        for place, found in by_place.items():
             if isinstance(found, IsologError):
                 answers[place] = {"error_code": int(code_of(found)), "offset": -1}
-                continue
-            answers[place] = {"offset": found.offset, "timestamp": max(timestamp, -1)}
+            elif micros is None:
+                answers[place] = {"offset": found.offset}
+            elif found.offset < _bound(found, isolation):
+                answers[place] = {"offset": found.offset, "timestamp": timestamp}
+            else:
+                answers[place] = {"offset": -1}
     return {"topics": _by_topic("name", asked, answers)}
+
+
+def _bound(found: PartitionOffset, isolation: Isolation) -> int:
+    """Return the end of the records that are visible under the isolation level."""
+    facts = found.facts
+    if facts is None:
+        return found.log_end_offset
+    is_committed = isolation is Isolation.READ_COMMITTED
+    bound = facts.last_stable_offset if is_committed else facts.high_watermark
+    return found.log_end_offset if bound is None else bound
 
 
 def _by_topic(

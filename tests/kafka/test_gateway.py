@@ -112,6 +112,9 @@ def test_offsets_are_found_by_place_and_time(log, topic, gateway):
         [found] = consumer.offsets_for_times([at], WAIT_S)
         ours = log._topics.offsets(topic, timestamp_us=(MOMENT_MS + 2) * 1_000)
         assert found.offset == ours.offsets[0]
+        late = confluent_kafka.TopicPartition(topic, 0, MOMENT_MS + 1_000)
+        [found] = consumer.offsets_for_times([late], WAIT_S)
+        assert found.offset == confluent_kafka.OFFSET_END  # no record has this time or a later one
     [messages] = read_at(gateway, topic, start=confluent_kafka.OFFSET_BEGINNING).values()
     assert [each.offset() for each in messages] == [1, 2, 3]
 
