@@ -56,7 +56,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 FAST := not full and not spark and not chaos and not notebook and not slow and not etcd
 
 .DEFAULT_GOAL := help
-.PHONY: help venv java demo test test-all test-portable test-fast test-etcd test-spark stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench bench-kafka clean
+.PHONY: help venv java demo test test-all test-portable test-fast test-etcd test-spark stress chaos attempts filters simulate check-histories test-python test-floors release-check lint format docs docs-site docs-site-serve bench kafka-jars bench-kafka clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -78,6 +78,7 @@ test: venv java  ## Run the tests that each change must pass
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests -m "not full" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-all: venv java  ## Run all tests, with kills, notebooks, clusters of Spark and thousands of simulated runs
+	@$(MAKE) --no-print-directory kafka-jars || echo "the tests of Kafka's tools and connector are skipped" >&2
 	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/pytest tests $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-portable
 
@@ -166,6 +167,9 @@ docs-site-serve: venv  ## Serve the site at http://127.0.0.1:8000, and rebuild i
 
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)
+
+kafka-jars: venv java  ## Fetch Kafka's tools and Spark's Kafka connector into .cache, for their tests
+	@$(WITH_SPARK) .venv/bin/python -m bench.kafka.jars
 
 bench-kafka: $(KAFKA_INSTALLED) java  ## Measure next to a real Kafka and Spark's connector for it (QUICK=1, PAGE=1, BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(subst $(VENV),$(KAFKA_VENV),$(WITH_SPARK)) $(KAFKA_VENV)/bin/python -m bench kafka $(if $(QUICK),--quick) $(if $(PAGE),--page) $(BENCH_ARGS)

@@ -2,8 +2,8 @@
 
 Apache Ivy, which PySpark brings along, resolves ``ivy.xml`` and compares each jar with the SHA-1
 of the repository. Then each is compared with ``jars.sha256``, which is in the repository of this
-bench, so that another run measures the same bytes. With other versions in ``ivy.xml``,
-``python -m bench.kafka.jars`` writes that file again.
+bench, so that another run measures the same bytes. ``python -m bench.kafka.jars`` fetches them, for
+tests too. With other versions in ``ivy.xml``, ``--write`` writes that file again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import hashlib
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -108,7 +109,20 @@ def _fetch(cache: Path, folder: Path) -> None:
             raise WrongJars(f"Ivy could not fetch the jars:\n{ran.stdout}")
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Fetch the jars. With ``--write``, write their checksums too. Return the exit status."""
+    cache = default_cache()
+    try:
+        if "--write" in arguments:
+            _fetch(cache, cache / "jars")
+            lines = (f"{digest}  {name}\n" for name, digest in found(cache / "jars").items())
+            CHECKSUMS.write_text("".join(lines))
+        fetched(cache)
+    except WrongJars as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    _fetch(default_cache(), default_cache() / "jars")
-    present = found(default_cache() / "jars")
-    CHECKSUMS.write_text("".join(f"{digest}  {name}\n" for name, digest in present.items()))
+    sys.exit(main(sys.argv[1:]))
