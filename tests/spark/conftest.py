@@ -20,9 +20,13 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import isolog
+from spark_stream.client.connecting.embedded import known_address
 from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from spark_stream.datasource.spark.types import to_spark
 from tests.conftest import ROOT, stop_broker
+from tests.kafka.test_gateway import started
+from tests.kafka_jars import jars_of
+from tests.spark.releases import HAS_KAFKA
 from tests.sql.rows import SPARKS_TYPES
 
 _numbers = itertools.count()
@@ -65,7 +69,10 @@ def session_builder(master: str) -> SparkSession.Builder:
 
 @pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
-    session = session_builder("local[2]").getOrCreate()
+    builder = session_builder("local[2]")
+    if HAS_KAFKA:
+        builder = builder.config("spark.jars", ",".join(map(str, jars_of("connector"))))
+    session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
@@ -106,6 +113,13 @@ def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def log(shared_path: Path) -> Iterator[isolog.Log]:
     with isolog.connect(path=shared_path) as found:
         yield found
+
+
+@pytest.fixture(scope="package")
+def kafka(log: isolog.Log, shared_path: Path) -> Iterator[str]:
+    """The address of a Kafka gateway over the shared log."""
+    with started(str(known_address(shared_path))) as address:
+        yield address
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from spark_stream.datasource.spark import releases
+from tests.kafka_jars import ABSENT, jars_of
 
 passes_limits = pytest.mark.skipif(
     not releases.PASSES_LIMITS, reason="this PySpark passes no limit and no trigger to a source"
@@ -31,3 +32,8 @@ has_time = pytest.mark.skipif(not releases.HAS_TIME, reason="this PySpark has no
 has_pipelines = pytest.mark.skipif(
     find_spec("pyspark.pipelines") is None, reason="this PySpark has no declarative pipelines"
 )
+
+HAS_KAFKA = releases.PASSES_LIMITS and bool(jars_of("connector"))
+"""Whether the shared session has Spark's Kafka connector, the jar of Spark 4.2."""
+
+has_kafka = pytest.mark.skipif(not HAS_KAFKA, reason=f"{ABSENT}, with PySpark 4.2 or newer")
