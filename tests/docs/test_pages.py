@@ -13,6 +13,7 @@ from tests.demo.conftest import Shell
 from tests.demo.test_operations import EXAMPLES as OF_OPERATIONS
 from tests.demo.test_readme import EXAMPLES as OF_README
 from tests.docs.pages import DOCS, NOT_RUN, PAGES, Reader, blocks, needs_spark
+from tests.spark.test_import_from_kafka import MARKED as OF_MIGRATION
 
 QUICK = "concepts/isolation-levels.md"
 
@@ -50,7 +51,7 @@ def test_every_block_is_run_or_has_a_reason(name: str) -> None:
     before = None
     for block in found:
         if block.mark is not None:
-            assert (block.mark, block.code) in (*OF_OPERATIONS, *OF_README)
+            assert (block.mark, block.code) in (*OF_OPERATIONS, *OF_README, *OF_MIGRATION)
         elif block.title.startswith(NOT_RUN):
             assert len(block.title) > len(NOT_RUN)
         elif block.title == "Output":
