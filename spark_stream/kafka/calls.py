@@ -11,6 +11,7 @@ from spark_stream.client.log import Log
 from spark_stream.kafka.connection import KafkaRequest
 from spark_stream.kafka.logins import ClusterUser
 from spark_stream.kafka.members import Members
+from spark_stream.kafka.open_transactions import Transactions
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 
@@ -25,6 +26,7 @@ class KafkaCall(Struct, frozen=True):
     reads: FetchSession
     gateways: Gateways
     members: Members
+    transactions: Transactions
     request: KafkaRequest
 
     @property

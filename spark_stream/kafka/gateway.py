@@ -21,6 +21,7 @@ from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import PLAIN, ClusterUser, ClusterUsers
 from spark_stream.kafka.members import Members
 from spark_stream.kafka.metadata import api_versions
+from spark_stream.kafka.open_transactions import Transactions
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
@@ -122,6 +123,7 @@ class KafkaGateway:
         listener.listen(CONNECTIONS_MAX)
         self._gateways = gateways
         self._members = Members()
+        self._transactions = Transactions()
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._lock = threading.Lock()
         self._is_closed = False
@@ -225,7 +227,14 @@ class KafkaGateway:
             return answer(request, self._log_in(request, client))
         if client.user is None or client.reads is None:
             return refuse(request, KafkaCode.ILLEGAL_SASL_STATE)
-        call = KafkaCall(client.user, client.reads, self._gateways, self._members, request)
+        call = KafkaCall(
+            client.user,
+            client.reads,
+            self._gateways,
+            self._members,
+            self._transactions,
+            request,
+        )
         try:
             found = HANDLERS[request.api](call)
         except (IsologError, Refusal) as error:

@@ -22,10 +22,18 @@ from spark_stream.kafka.groups import (
 from spark_stream.kafka.metadata import metadata
 from spark_stream.kafka.reading import list_offsets
 from spark_stream.kafka.refusals import KafkaCode
-from spark_stream.kafka.writing import init_producer_id, produce
+from spark_stream.kafka.transactions import (
+    add_offsets,
+    add_partitions,
+    describe_transactions,
+    end,
+    init_producer_id,
+    list_transactions,
+    txn_offset_commit,
+)
+from spark_stream.kafka.writing import produce
 
 _WAIT_MS_MAX: Final = 60_000
-_NO_ACKS: Final = 0
 
 
 def _fetch(call: KafkaCall) -> Answer:
@@ -36,17 +44,18 @@ def _fetch(call: KafkaCall) -> Answer:
     return call.reads.fetch(call.fields, time.monotonic() + wait_ms / 1_000)
 
 
-def _produce(call: KafkaCall) -> Answer | None:
-    found = produce(call.log, call.user.producers, call.fields)
-    return None if call.fields["acks"] == _NO_ACKS else found
-
-
 HANDLERS: Final[Mapping[str, Handler]] = {
     "Metadata": metadata,
     "ListOffsets": lambda call: list_offsets(call.log, call.fields),
     "Fetch": _fetch,
-    "InitProducerId": lambda call: init_producer_id(call.log, call.fields),
-    "Produce": _produce,
+    "Produce": produce,
+    "InitProducerId": init_producer_id,
+    "AddPartitionsToTxn": add_partitions,
+    "AddOffsetsToTxn": add_offsets,
+    "TxnOffsetCommit": txn_offset_commit,
+    "EndTxn": end,
+    "ListTransactions": list_transactions,
+    "DescribeTransactions": describe_transactions,
     "FindCoordinator": find_coordinator,
     "JoinGroup": join_group,
     "SyncGroup": sync_group,

@@ -17,8 +17,8 @@ from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log, open_log
 from spark_stream.errors import IsologError, Unauthenticated
+from spark_stream.kafka.producers import Producers
 from spark_stream.kafka.refusals import LoginFailed
-from spark_stream.kafka.writing import Producers
 from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import new_lock
 

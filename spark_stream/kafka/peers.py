@@ -84,6 +84,11 @@ class Gateways:
         self._closed.set()
 
     @property
+    def has_others(self) -> bool:
+        """Whether the cluster has several gateways."""
+        return bool(self._others)
+
+    @property
     def alive(self) -> Sequence[GatewayAddress]:
         """The gateways that answer, in the order of their ids."""
         return self._alive

@@ -15,6 +15,7 @@ from spark_stream.errors import (
     DataLoss,
     DiskFull,
     InvalidRecord,
+    InvalidTransaction,
     IsologError,
     LeaderUnavailable,
     NotEnoughReplicas,
@@ -27,9 +28,11 @@ from spark_stream.errors import (
     RequestTimeout,
     SchemaMismatch,
     StorageFailure,
+    TransactionAborted,
     Unauthenticated,
     UnknownPartition,
     UnknownTopic,
+    UnknownTransaction,
 )
 
 
@@ -66,12 +69,18 @@ class KafkaCode(IntEnum):
     SASL_AUTHENTICATION_FAILED = 58
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    OPERATION_NOT_ATTEMPTED = 55
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
     UNSUPPORTED_COMPRESSION_TYPE = 76
     MEMBER_ID_REQUIRED = 79
     INVALID_RECORD = 87
+    PRODUCER_FENCED = 90
+    TRANSACTIONAL_ID_NOT_FOUND = 105
 
 
 class Refusal(Exception):
@@ -128,6 +137,12 @@ class UnsupportedCompression(Refusal):
     code = KafkaCode.UNSUPPORTED_COMPRESSION_TYPE
 
 
+class AbortableFailure(Refusal):
+    """The error for a transaction that cannot be committed. The client aborts it."""
+
+    code = KafkaCode.INVALID_PRODUCER_ID_MAPPING
+
+
 class BatchTooLarge(Refusal):
     """The error for a batch that is larger than a limit after its decompression."""
 
@@ -151,6 +166,9 @@ _CODES: Final[dict[type[IsologError], KafkaCode]] = {
     InvalidRecord: KafkaCode.INVALID_RECORD,
     OutOfOrderSequence: KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ProducerFenced: KafkaCode.INVALID_PRODUCER_EPOCH,
+    TransactionAborted: KafkaCode.INVALID_PRODUCER_ID_MAPPING,
+    InvalidTransaction: KafkaCode.INVALID_PRODUCER_ID_MAPPING,
+    UnknownTransaction: KafkaCode.INVALID_PRODUCER_ID_MAPPING,
     DiskFull: KafkaCode.KAFKA_STORAGE_ERROR,
     StorageFailure: KafkaCode.KAFKA_STORAGE_ERROR,
 }

@@ -8,20 +8,16 @@ producer of the gateway.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_stream.client.log import Log
-from spark_stream.client.values import Written
-from spark_stream.client.writing.producer import Producer
-from spark_stream.client.writing.stamped import StampedWriter
-from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import SEQUENCE_MAX, Stamp
-from spark_stream.errors import IsologError, RecordTooLarge
+from spark_stream.errors import IsologError, ProducerFenced, RecordTooLarge, TransactionAborted
+from spark_stream.kafka.calls import Answer, KafkaCall
+from spark_stream.kafka.producers import LEVELS, Pending
 from spark_stream.kafka.reading import topic_of
 from spark_stream.kafka.records.batches import Batch, read_batches
 from spark_stream.kafka.records.decoding import decode_records
@@ -32,90 +28,84 @@ from spark_stream.kafka.refusals import (
     UnsupportedBatch,
     code_of,
 )
+from spark_stream.kafka.transactions import stamp_in
 from spark_stream.loggers import logger_of
-from spark_stream.transport.lifetime import new_lock
-from spark_stream.wire.stream_messages import Ack, BatchRefused
 from spark_stream.wire.topic_messages import TopicDescription
-from spark_stream.wire.transaction_messages import NewProducer
 
 logger = logger_of(__name__)
-
-ACKNOWLEDGED_MS: Final = 30_000
-"""The longest wait of a leader for its followers."""
 
 RECORDS_MAX: Final = 64 << 20
 """The most bytes of the records of a batch, after decompression."""
 
-_LEVELS: Final = {
-    -1: Isolation.READ_COMMITTED,
-    0: Isolation.READ_UNCOMMITTED,
-    1: Isolation.READ_UNCOMMITTED,
-}
-"""The level of an acknowledgement, by the client's ``acks``: -1 waits for all in-sync replicas."""
-
-Answer = dict[str, Any]
-Pending = Callable[[float], int]
-"""A function that waits for an append, up to some seconds, and returns its first offset."""
+_NO_ACKS: Final = 0
 
 Sent = tuple[list[Pending], Answer | None]
 """The appends of a partition, or the answer about one that cannot be appended."""
 
 
-class Producers:
-    """The writers of a gateway's connection to the brokers, two for each level. Thread-safe."""
+def produce(call: KafkaCall) -> Answer | None:
+    """Append the batches of a request. Return the fields of the answer, or None without ``acks``.
 
-    def __init__(self, log: Log) -> None:
-        self._log = log
-        self._lock = new_lock(is_brief=False)
-        self._by_level: dict[Isolation, Producer] = {}
-        self._stamped = {
-            each: StampedWriter(log._topics, each, ACKNOWLEDGED_MS) for each in {*_LEVELS.values()}
-        }
+    The appends of all partitions run at the same time.
+    """
+    fields = call.fields
+    deadline = time.monotonic() + fields["timeout_ms"] / 1_000
+    sent: dict[str, dict[int, Sent]] = {}
+    for topic in fields["topic_data"]:
+        for each in topic["partition_data"]:
+            of_topic = sent.setdefault(topic["name"], {})
+            try:
+                of_topic[each["index"]] = _append(call, topic["name"], each), None
+            except Exception as error:
+                of_topic[each["index"]] = [], _failed(call, error)
+    answer = {
+        "responses": [
+            {
+                "name": name,
+                "partition_responses": [
+                    {"index": index} | (answer or _settled(call, pending, deadline))
+                    for index, (pending, answer) in partitions.items()
+                ],
+            }
+            for name, partitions in sent.items()
+        ]
+    }
+    return None if fields["acks"] == _NO_ACKS else answer
 
-    def append(
-        self, topic: TopicDescription, partition: int, batch: Batch, level: Isolation
-    ) -> Pending:
-        """Append a batch. Return a function that waits for its first offset."""
+
+def _append(call: KafkaCall, name: str, given: Mapping[str, Any]) -> list[Pending]:
+    level = LEVELS.get(call.fields["acks"])
+    if level is None:
+        raise InvalidAcks(f"acks is {call.fields['acks']}, and may be -1, 0 or 1")
+    partition = given["index"]
+    topic = topic_of(call.log, name, partition)
+    batches = list(read_batches(pa.py_buffer(given["records"] or b""), RECORDS_MAX))
+    if any(each.is_control for each in batches):
+        raise UnsupportedBatch("only brokers write markers")
+    found = []
+    for batch in batches:
         rows = decode_records(batch).rows
         check_sizes(rows, topic)
-        if batch.producer_id < 0:
-            return _offset_of(self.get(level).append(topic.name, rows, partition=partition))
-        first = batch.base_sequence
-        last = (first + rows.num_rows - 1) % (SEQUENCE_MAX + 1)
-        stamp = Stamp(batch.producer_id, batch.producer_epoch, last, first=first)
-        return _offset_in(self._stamped[level].append(topic, partition, rows, stamp))
-
-    def get(self, level: Isolation) -> Producer:
-        """Return the producer of a level."""
-        with self._lock:
-            found = self._by_level.get(level)
-            if found is None:
-                found = self._by_level[level] = self._log.producer(isolation=level.value)
-            return found
-
-    def close(self) -> None:
-        """Flush and close all writers. Each record has its answer already."""
-        for each in self._by_level.values():
-            try:
-                each.close()
-            except IsologError as error:
-                logger.debug("a producer of the gateway was closed with an error: %s", error)
-        for writer in self._stamped.values():
-            writer.close()
+        stamp, transactional_id = _stamp(call, batch, (name, partition), rows.num_rows)
+        append = call.user.producers.append
+        found.append(append(topic, partition, rows, level, stamp, transactional_id))
+    return found
 
 
-def _offset_of(written: Future[Written]) -> Pending:
-    return lambda timeout_s: written.result(timeout_s).offset
-
-
-def _offset_in(answer: Future[Ack]) -> Pending:
-    def offset(timeout_s: float) -> int:
-        ack = answer.result(timeout_s)
-        if isinstance(ack, BatchRefused):
-            raise ack.error
-        return ack.offset
-
-    return offset
+def _stamp(
+    call: KafkaCall, batch: Batch, place: tuple[str, int], rows: int
+) -> tuple[Stamp | None, str | None]:
+    """Return the stamp of a batch, and the transactional id that it is written with."""
+    transactional_id = call.fields["transactional_id"]
+    if batch.is_transactional:
+        if transactional_id is None or batch.producer_id < 0:
+            raise UnsupportedBatch("a batch of a transaction needs a transactional id")
+        return stamp_in(call, transactional_id, batch, place, rows), transactional_id
+    if batch.producer_id < 0:
+        return None, None
+    first = batch.base_sequence
+    last = (first + rows - 1) % (SEQUENCE_MAX + 1)
+    return Stamp(batch.producer_id, batch.producer_epoch, last, first=first), None
 
 
 def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
@@ -135,62 +125,7 @@ def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
         )
 
 
-def init_producer_id(log: Log, fields: Mapping[str, Any]) -> Answer:
-    """Return the fields of the answer with a new producer id.
-
-    Raises:
-        UnsupportedBatch: The producer has a transactional id.
-    """
-    if fields["transactional_id"] is not None:
-        raise UnsupportedBatch("the gateway has no transactions yet")
-    found = log._connection.call(NewProducer())
-    return {"producer_id": found.producer_id, "producer_epoch": found.epoch}
-
-
-def produce(log: Log, producers: Producers, fields: Mapping[str, Any]) -> Answer:
-    """Append the batches of a request. Return the fields of the answer.
-
-    The appends of all partitions run at the same time.
-    """
-    acks, deadline = fields["acks"], time.monotonic() + fields["timeout_ms"] / 1_000
-    sent: dict[str, dict[int, Sent]] = {}
-    for topic in fields["topic_data"]:
-        for each in topic["partition_data"]:
-            of_topic = sent.setdefault(topic["name"], {})
-            try:
-                futures = _append(log, producers, acks, topic["name"], each)
-                of_topic[each["index"]] = futures, None
-            except Exception as error:
-                of_topic[each["index"]] = [], _failed(error)
-    return {
-        "responses": [
-            {
-                "name": name,
-                "partition_responses": [
-                    {"index": index} | (answer or _settled(futures, deadline))
-                    for index, (futures, answer) in partitions.items()
-                ],
-            }
-            for name, partitions in sent.items()
-        ]
-    }
-
-
-def _append(
-    log: Log, producers: Producers, acks: int, name: str, given: Mapping[str, Any]
-) -> list[Pending]:
-    level = _LEVELS.get(acks)
-    if level is None:
-        raise InvalidAcks(f"acks is {acks}, and may be -1, 0 or 1")
-    partition = given["index"]
-    topic = topic_of(log, name, partition)
-    batches = list(read_batches(pa.py_buffer(given["records"] or b""), RECORDS_MAX))
-    if any(each.is_control or each.is_transactional for each in batches):
-        raise UnsupportedBatch("the gateway has no transactions yet")
-    return [producers.append(topic, partition, each, level) for each in batches]
-
-
-def _settled(pending: Iterable[Pending], deadline: float) -> Answer:
+def _settled(call: KafkaCall, pending: Iterable[Pending], deadline: float) -> Answer:
     """Return the answer about a partition when its appends are acknowledged."""
     first = None
     try:
@@ -200,12 +135,15 @@ def _settled(pending: Iterable[Pending], deadline: float) -> Answer:
     except TimeoutError:
         return {"error_code": int(KafkaCode.REQUEST_TIMED_OUT), "base_offset": -1}
     except IsologError as error:
-        return _failed(error)
+        return _failed(call, error)
     return {"base_offset": -1 if first is None else first, "log_append_time_ms": -1}
 
 
-def _failed(error: Exception) -> Answer:
+def _failed(call: KafkaCall, error: Exception) -> Answer:
     if not isinstance(error, IsologError | Refusal):
         logger.exception("a batch of a Kafka client could not be appended")
+    name = call.fields["transactional_id"]
+    if name is not None and isinstance(error, ProducerFenced | TransactionAborted):
+        call.transactions.forget(name)  # it may have ended at another gateway
     message = error.message if isinstance(error, IsologError) else str(error)
     return {"error_code": int(code_of(error)), "base_offset": -1, "error_message": message}

@@ -208,8 +208,6 @@ def test_refusals_have_kafkas_error_codes(log, topic, gateway):
     ]:
         assert produced(gateway, name, records, **fields)["error_code"] == code, (name, fields)
     assert len(log.read(topic)) == 0
-    found = asked(gateway, "InitProducerId", 1, {"transactional_id": "mine"})
-    assert found["error_code"] == KafkaCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
     found = asked(gateway, "Metadata", 5, {"topics": [{"name": "missing"}, {"name": typed}]})
     assert [each["error_code"] for each in found["topics"]] == [3, 17]
     listed = asked(gateway, "Metadata", 5, {"topics": None})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from itertools import count
+from typing import Final
 
 import pyarrow as pa
 from msgspec import Struct, field
@@ -25,6 +26,12 @@ from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.stream_messages import Ack, AppendTo, BatchRefused, Envelope
 from spark_stream.wire.topic_messages import TopicDescription
 
+_IDLE_S: Final = 60.0
+"""The time without a batch after which a stream is ended."""
+
+_Place = tuple[str, str, str | None]
+"""A topic's id, the address of its leader, and a transactional id."""
+
 
 class _OpenStream(Struct, eq=False):
     """A stream to a leader, with the batches that it has not answered, by their numbers.
@@ -32,14 +39,17 @@ class _OpenStream(Struct, eq=False):
     ``error``: the error that ended it, or None.
     """
 
-    place: tuple[str, str]
+    place: _Place
+    used: float
     stream: AppendStream
     waiting: dict[int, tuple[Route, Future[Ack]]] = field(default_factory=dict)
     error: IsologError | None = None
 
 
 class StampedWriter:
-    """The streams of appends with an isolation level, one to each leader of a topic. Thread-safe.
+    """The streams of appends with an isolation level. Thread-safe.
+
+    There is one to each leader of a topic, and for each transactional id.
 
     ``timeout_ms``: the longest time until an answer of a leader.
     """
@@ -51,13 +61,20 @@ class StampedWriter:
         self._lock = new_lock()
         self._opening = new_lock(is_brief=False)
         self._streams: dict[int, _OpenStream] = {}
-        self._by_place: dict[tuple[str, str], int] = {}  # topic id and address of the leader
+        self._by_place: dict[_Place, int] = {}
         self._numbers = count()
 
     def append(
-        self, topic: TopicDescription, partition: int, batch: pa.RecordBatch, stamp: Stamp
+        self,
+        topic: TopicDescription,
+        partition: int,
+        batch: pa.RecordBatch,
+        stamp: Stamp,
+        transactional_id: str | None = None,
     ) -> Future[Ack]:
         """Send a batch to the leader of the partition. Return the future of its answer.
+
+        A stamp with a transaction needs its ``transactional_id``.
 
         Raises:
             LeaderUnavailable, UnknownTopic, BrokerUnavailable, RequestTimeout: The leader was not
@@ -67,7 +84,7 @@ class StampedWriter:
         answer: Future[Ack] = Future()
         number = next(self._numbers)
         try:
-            opened = self._stream_of(topic, route)
+            opened = self._stream_of(topic, route, transactional_id)
         except IsologError as error:
             self._topics.router.on_failed(route, error)
             raise
@@ -93,22 +110,29 @@ class StampedWriter:
         for each in streams:
             each.stream.end()
 
-    def _stream_of(self, topic: TopicDescription, route: Route) -> _OpenStream:
-        place = topic.id, route.address
+    def _stream_of(
+        self, topic: TopicDescription, route: Route, transactional_id: str | None
+    ) -> _OpenStream:
+        place, now = (topic.id, route.address, transactional_id), time.monotonic()
         with self._opening:
             with self._lock:
                 known = self._streams.get(self._by_place.get(place, -1))
-            if known is not None:
-                return known
+                if known is not None:
+                    known.used = now
+                    return known
+            self._end_idle(now)
             shared = self._topics.router.link(route).connect(self._topics.router.timeout_s)
             number = next(self._numbers)
-            opened = _OpenStream(place, AppendStream(number, shared, self._answered, self._ended))
+            opened = _OpenStream(
+                place, now, AppendStream(number, shared, self._answered, self._ended)
+            )
             with self._lock:
                 self._streams[number] = opened
                 self._by_place[place] = number
             request = AppendTo(
                 topic=topic.name,
                 topic_id=topic.id,
+                transactional_id=transactional_id,
                 isolation=self._isolation,
                 timeout_ms=self._timeout_ms,
             )
@@ -118,6 +142,18 @@ class StampedWriter:
                 self._remove(number)
                 raise
             return opened
+
+    def _end_idle(self, now: float) -> None:
+        with self._lock:
+            idle = [
+                number
+                for number, each in self._streams.items()
+                if not each.waiting and now - each.used > _IDLE_S
+            ]
+        for number in idle:
+            opened = self._remove(number)
+            if opened is not None:
+                opened.stream.end()
 
     def _remove(self, number: int) -> _OpenStream | None:
         with self._lock:

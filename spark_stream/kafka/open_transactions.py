@@ -1,0 +1,84 @@
+"""The transactions of Kafka's producers, in the memory of a gateway."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from msgspec import Struct, field
+
+from spark_stream.consistency.transactions.transactions import PositionOf
+from spark_stream.kafka.reading import Place
+from spark_stream.transport.lifetime import new_lock
+from spark_stream.wire.transaction_messages import Branch
+
+_KNOWN_MAX: Final = 10_000
+
+
+class KafkaTransaction(Struct, eq=False):
+    """The latest transaction of a producer, in the memory of a gateway.
+
+    ``branch``: the identity of its writes while it is open. ``is_own``: this gateway began it.
+    ``last``: the number of the latest one that has ended, None if it is unknown. ``was_committed``:
+    the outcome of that one. ``firsts``: the first sequence in each partition, by the topic's id.
+    """
+
+    transactional_id: str
+    producer_id: int
+    branch: Branch | None = None
+    is_own: bool = False
+    last: int | None = None
+    was_committed: bool | None = None
+    firsts: dict[Place, int] = field(default_factory=dict)
+    positions: dict[tuple[str, str, int], PositionOf] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+    lock: Any = field(default_factory=lambda: new_lock(is_brief=False))
+
+    @property
+    def own(self) -> dict[str, str]:
+        """The id and the instance that owns it, for calls."""
+        instance = instance_of(self.producer_id)
+        return {"transactional_id": self.transactional_id, "instance": instance}
+
+    def open(self, branch: Branch, *, is_own: bool) -> None:
+        """Record an open transaction."""
+        if self.branch is None or self.branch.number != branch.number:
+            self.firsts.clear()
+            self.positions.clear()
+            self.owners.clear()
+        self.branch, self.is_own = branch, is_own
+
+    def end(self, number: int, *, was_committed: bool | None = None) -> None:
+        """Record the end of a transaction."""
+        self.branch, self.is_own = None, False
+        self.last, self.was_committed = number, was_committed
+
+
+def instance_of(producer_id: int) -> str:
+    """Return the instance that owns a transactional id, by Kafka's producer id."""
+    return f"kafka-{producer_id}"
+
+
+class Transactions:
+    """The transactions whose requests come through this gateway. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = new_lock()
+        self._known: dict[tuple[str, int], KafkaTransaction] = {}
+
+    def of(self, transactional_id: str, producer_id: int) -> KafkaTransaction:
+        """Return the latest transaction of a producer."""
+        key = transactional_id, producer_id
+        with self._lock:
+            known = self._known.pop(key, None) or KafkaTransaction(transactional_id, producer_id)
+            self._known[key] = known
+            if len(self._known) > _KNOWN_MAX:
+                ended = (each for each, found in self._known.items() if found.branch is None)
+                if (oldest := next(ended, None)) is not None:
+                    del self._known[oldest]
+            return known
+
+    def forget(self, transactional_id: str) -> None:
+        """Forget the transactions of an id, after a leader has refused a batch of one."""
+        with self._lock:
+            for key in [each for each in self._known if each[0] == transactional_id]:
+                del self._known[key]

@@ -1,0 +1,401 @@
+"""Transactions of Kafka's producers. They are isolog's transactions, with other numbers.
+
+A producer of Kafka keeps its producer id, and its sequences continue, over all its transactions. In
+isolog each transaction has another epoch, and sequences begin at 0. So the gateway translates:
+Kafka's producer id names the instance that owns the transactional id, and a sequence is counted
+from the first one that arrived in the transaction.
+
+The brokers have the decision, and the gateway that began a transaction has the rest: the positions
+that it moves, and the first sequences. Only that gateway commits it. If it ends before, another one
+answers with ``INVALID_PRODUCER_ID_MAPPING``, and the client aborts the transaction and begins
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from spark_stream.consistency.partition.producers import SEQUENCE_MAX, Stamp
+from spark_stream.errors import (
+    InvalidRequest,
+    InvalidTransaction,
+    IsologError,
+    PermissionDenied,
+    ProducerFenced,
+    TransactionAborted,
+    UnknownTransaction,
+)
+from spark_stream.kafka.calls import Answer, KafkaCall
+from spark_stream.kafka.groups import committed, group_code, owners_of, positions_in
+from spark_stream.kafka.open_transactions import KafkaTransaction
+from spark_stream.kafka.peers import Gateways
+from spark_stream.kafka.reading import Place, topic_of
+from spark_stream.kafka.records.batches import Batch
+from spark_stream.kafka.refusals import AbortableFailure, KafkaCode, Refusal, code_of
+from spark_stream.wire.consumer_messages import CheckConsumer
+from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
+from spark_stream.wire.transaction_messages import (
+    AbortTransaction,
+    BeginTransaction,
+    Branch,
+    CommitTransaction,
+    DescribeTransaction,
+    InitTransactions,
+    ListTransactions,
+    NewProducer,
+    RenewTransaction,
+    TransactionDescription,
+)
+
+_STATES: Final = {
+    "empty": "Empty",
+    "open": "Ongoing",
+    "committing": "PrepareCommit",
+    "aborting": "PrepareAbort",
+    "committed": "CompleteCommit",
+    "aborted": "CompleteAbort",
+}
+"""Kafka's names of the states of a transaction."""
+
+_FIRST_WITH_FENCED: Final = 2
+"""The version of the requests within a transaction with the code PRODUCER_FENCED."""
+
+_FIRST_INIT_WITH_FENCED: Final = 4
+
+
+def transaction_code(error: Exception, *, has_fenced: bool = True) -> KafkaCode:
+    """Return the error code for an error in a request about a transaction.
+
+    ``has_fenced``: the version of the request has the code PRODUCER_FENCED.
+    """
+    match error:
+        case Refusal():
+            return error.code
+        case ProducerFenced():
+            return KafkaCode.PRODUCER_FENCED if has_fenced else KafkaCode.INVALID_PRODUCER_EPOCH
+        case PermissionDenied():
+            return KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        case InvalidRequest():
+            return KafkaCode.INVALID_REQUEST
+        case IsologError() if error.retriable:
+            return KafkaCode.COORDINATOR_NOT_AVAILABLE
+        case _:
+            return code_of(error)
+
+
+def _code(call: KafkaCall, error: Exception) -> int:
+    return int(transaction_code(error, has_fenced=call.request.version >= _FIRST_WITH_FENCED))
+
+
+# -- the life of a transaction ---------------------------------------------------------------------
+
+
+def init_producer_id(call: KafkaCall) -> Answer:
+    """Return the fields of the answer with a new producer id.
+
+    With a transactional id, the producer takes the id over. The earlier one is fenced, and its open
+    transaction aborts. A producer that only wants other sequences has to own the id.
+    """
+    fields, name = call.fields, call.fields["transactional_id"]
+    connection = call.log._connection
+    timeout_ms = fields["transaction_timeout_ms"]
+    if name is not None and not 0 < timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
+        return _without_id(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
+    try:
+        if name is not None and fields["producer_id"] >= 0:
+            _give_up(call, call.transactions.of(name, fields["producer_id"]))
+        found = connection.call(NewProducer())
+        if name is None:
+            return {"producer_id": found.producer_id, "producer_epoch": found.epoch}
+        taken = call.transactions.of(name, found.producer_id)
+        connection.call(InitTransactions.of(**taken.own, timeout_ms=timeout_ms))
+        taken.last = -1
+    except IsologError as error:
+        has_fenced = call.request.version >= _FIRST_INIT_WITH_FENCED
+        return _without_id(transaction_code(error, has_fenced=has_fenced))
+    return {"producer_id": found.producer_id, "producer_epoch": 0}
+
+
+def _without_id(code: KafkaCode) -> Answer:
+    return {"error_code": int(code), "producer_id": -1, "producer_epoch": -1}
+
+
+def _give_up(call: KafkaCall, known: KafkaTransaction) -> None:
+    """Abort the open transaction of a producer. Raise ProducerFenced if another owns the id."""
+    with known.lock, suppress(InvalidTransaction, TransactionAborted, UnknownTransaction):
+        number = _described(call, known).number
+        call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
+        known.end(number)
+
+
+def add_partitions(call: KafkaCall) -> Answer:
+    """Begin the transaction with its first partition. The brokers join partitions by the writes."""
+    fields = call.fields
+    topics = fields["v3_and_below_topics"]
+    places = [(each["name"], number) for each in topics for number in each["partitions"]]
+    codes: dict[Place, KafkaCode] = {}
+    for place in places:
+        try:
+            topic_of(call.log, *place)
+        except (IsologError, Refusal) as error:
+            codes[place] = code_of(error)
+    code = KafkaCode.OPERATION_NOT_ATTEMPTED if codes else KafkaCode.NONE
+    if not codes:
+        try:
+            _begun(
+                call,
+                fields["v3_and_below_transactional_id"],
+                fields["v3_and_below_producer_id"],
+                fields["v3_and_below_producer_epoch"],
+            )
+        except (IsologError, Refusal) as error:
+            code = KafkaCode(_code(call, error))
+    return {
+        "results_by_topic_v3_and_below": [
+            {
+                "name": each["name"],
+                "results_by_partition": [
+                    {
+                        "partition_index": number,
+                        "partition_error_code": int(codes.get((each["name"], number), code)),
+                    }
+                    for number in each["partitions"]
+                ],
+            }
+            for each in topics
+        ]
+    }
+
+
+def add_offsets(call: KafkaCall) -> Answer:
+    """Begin the transaction if positions come before its first write."""
+    return _in_transaction(call, lambda known: None)
+
+
+def end(call: KafkaCall) -> Answer:
+    """Commit or abort a transaction. A repeated request has the same answer."""
+    fields = call.fields
+    try:
+        _check_epoch(fields["producer_epoch"])
+        known = call.transactions.of(fields["transactional_id"], fields["producer_id"])
+        with known.lock:
+            if fields["committed"]:
+                _commit(call, known)
+            else:
+                _abort(call, known)
+    except (IsologError, Refusal) as error:
+        return {"error_code": _code(call, error)}
+    return {}
+
+
+def _commit(call: KafkaCall, known: KafkaTransaction) -> None:
+    branch = known.branch
+    if branch is not None and known.is_own:
+        call.log._connection.call(
+            CommitTransaction.of(
+                **known.own,
+                number=branch.number,
+                branches=(branch.producer_id,),
+                positions=tuple(known.positions.values()),
+                owners=dict(known.owners),
+            )
+        )
+        known.end(branch.number, was_committed=True)
+        return
+    if branch is None and known.was_committed:
+        return  # the answer was lost
+    found = _described(call, known)
+    if found.state not in ("committing", "committed"):
+        raise AbortableFailure("another gateway began this transaction, and has ended")
+    again = CommitTransaction.of(**known.own, number=found.number, branches=(found.producer_id,))
+    call.log._connection.call(again)
+    known.end(found.number, was_committed=True)
+
+
+def _abort(call: KafkaCall, known: KafkaTransaction) -> None:
+    number = known.branch.number if known.branch is not None else _described(call, known).number
+    with suppress(TransactionAborted):  # it has timed out
+        call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
+    known.end(number, was_committed=False)
+
+
+def _in_transaction(call: KafkaCall, act: Callable[[KafkaTransaction], None]) -> Answer:
+    fields = call.fields
+    try:
+        act(
+            _begun(
+                call,
+                fields["transactional_id"],
+                fields["producer_id"],
+                fields["producer_epoch"],
+            )
+        )
+    except (IsologError, Refusal) as error:
+        return {"error_code": _code(call, error)}
+    return {}
+
+
+def _begun(call: KafkaCall, name: str, producer_id: int, epoch: int) -> KafkaTransaction:
+    """Return the open transaction of a producer. Begin it if necessary."""
+    _check_epoch(epoch)
+    known = call.transactions.of(name, producer_id)
+    with known.lock:
+        if known.branch is not None and known.is_own:
+            return known
+        after = known.last
+        if after is None or known.branch is not None:
+            after = _described(call, known).number
+        connection = call.log._connection
+        begin = BeginTransaction.of(**known.own, after=after)
+        known.open(connection.call(begin), is_own=True)
+        return known
+
+
+def _check_epoch(epoch: int) -> None:
+    if epoch != 0:
+        raise ProducerFenced(f"no producer of this gateway has the epoch {epoch}")
+
+
+def _described(call: KafkaCall, known: KafkaTransaction) -> TransactionDescription:
+    request = DescribeTransaction.of(transactional_id=known.transactional_id)
+    return call.log._connection.call(request)
+
+
+# -- positions -------------------------------------------------------------------------------------
+
+
+def txn_offset_commit(call: KafkaCall) -> Answer:
+    """Add positions of a group to a transaction. They move with its commit."""
+    fields = call.fields
+    group, member = fields["group_id"], fields["member_id"]
+    positions, codes = positions_in(call, group, fields["topics"])
+    try:
+        known = _begun(
+            call, fields["transactional_id"], fields["producer_id"], fields["producer_epoch"]
+        )
+        with known.lock:
+            owners = owners_of(call, group, member, fields["generation_id"], positions)
+            for name, owner in owners.items():
+                check = CheckConsumer.of(consumer=name, instance=owner)
+                call.log._connection.call(check)
+            known.owners |= owners
+            for each in positions:
+                known.positions[each.consumer, each.topic, each.partition] = each
+    except (IsologError, Refusal) as error:
+        code = _position_code(error)
+        codes |= {(each.topic, each.partition): code for each in positions}
+    return committed(fields["topics"], codes)
+
+
+def _position_code(error: Exception) -> KafkaCode:
+    if isinstance(error, ProducerFenced | TransactionAborted | InvalidTransaction | Refusal):
+        return transaction_code(error, has_fenced=False)
+    return group_code(error)
+
+
+# -- writes ----------------------------------------------------------------------------------------
+
+
+def stamp_in(call: KafkaCall, name: str, batch: Batch, place: Place, rows: int) -> Stamp:
+    """Return the stamp of a batch in the open transaction of its producer.
+
+    Raises:
+        AbortableFailure: No transaction is open, or another gateway received its first batches.
+        ProducerFenced: Another producer owns the transactional id.
+    """
+    _check_epoch(batch.producer_epoch)
+    known = call.transactions.of(name, batch.producer_id)
+    with known.lock:
+        branch, joined = _present(call, known, place)
+        if place not in known.firsts:
+            if place in joined:
+                raise AbortableFailure("another gateway received batches of this transaction")
+            known.firsts[place] = batch.base_sequence
+        first = (batch.base_sequence - known.firsts[place]) % (SEQUENCE_MAX + 1)
+    last = (first + rows - 1) % (SEQUENCE_MAX + 1)
+    return Stamp(branch.producer_id, branch.epoch, last, branch.number, first)
+
+
+def _present(call: KafkaCall, known: KafkaTransaction, place: Place) -> tuple[Branch, set[Place]]:
+    """Return the open transaction, and the partitions that it may have written to already."""
+    if known.branch is not None and known.is_own and _is_alone(call.gateways, known, place):
+        return known.branch, set()
+    found = _described(call, known)
+    if found.state != "open":
+        raise AbortableFailure(f"the transaction is {found.state}")
+    if known.branch is None or known.branch.number != found.number:
+        # Only the owner may renew it.
+        renew = RenewTransaction.of(**known.own, number=found.number)
+        found = call.log._connection.call(renew)
+        branch = Branch(
+            transactional_id=known.transactional_id,
+            number=found.number,
+            producer_id=found.producer_id,
+            epoch=found.epoch,
+        )
+        known.open(branch, is_own=False)
+        found = _described(call, known)
+    assert known.branch is not None
+    return known.branch, {(each.topic, each.partition) for each in found.partitions}
+
+
+def _is_alone(gateways: Gateways, known: KafkaTransaction, place: Place) -> bool:
+    """Return whether no other gateway can have received earlier batches of the partition."""
+    return place in known.firsts or not gateways.has_others
+
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+def list_transactions(call: KafkaCall) -> Answer:
+    """Return the fields of the answer with all transactional ids that the user may describe."""
+    states, producers = call.fields["state_filters"], call.fields["producer_id_filters"]
+    found = call.log._connection.call(ListTransactions()).transactions
+    shown = [
+        {
+            "transactional_id": each.transactional_id,
+            "producer_id": each.producer_id,
+            "transaction_state": _STATES[each.state],
+        }
+        for each in found
+        if not producers or each.producer_id in producers
+    ]
+    return {
+        "unknown_state_filters": [each for each in states if each not in _STATES.values()],
+        "transaction_states": [
+            each for each in shown if not states or each["transaction_state"] in states
+        ],
+    }
+
+
+def describe_transactions(call: KafkaCall) -> Answer:
+    """Return the fields of the answer about transactional ids."""
+    return {"transaction_states": [_shown(call, name) for name in call.fields["transactional_ids"]]}
+
+
+def _shown(call: KafkaCall, name: str) -> Answer:
+    try:
+        found = call.log._connection.call(DescribeTransaction.of(transactional_id=name))
+    except UnknownTransaction:
+        code = KafkaCode.TRANSACTIONAL_ID_NOT_FOUND
+        return {"transactional_id": name, "error_code": int(code)}
+    except IsologError as error:
+        return {"transactional_id": name, "error_code": int(transaction_code(error))}
+    return {
+        "transactional_id": name,
+        "transaction_state": _STATES[found.state],
+        "transaction_timeout_ms": found.timeout_ms,
+        "transaction_start_time_ms": found.began_ms,
+        "producer_id": found.producer_id,
+        "producer_epoch": found.epoch,
+        "topics": _by_topic((each.topic, each.partition) for each in found.partitions),
+    }
+
+
+def _by_topic(places: Iterable[Place]) -> list[Mapping[str, Any]]:
+    numbers: dict[str, list[int]] = {}
+    for topic, number in places:
+        numbers.setdefault(topic, []).append(number)
+    return [{"topic": topic, "partitions": each} for topic, each in numbers.items()]

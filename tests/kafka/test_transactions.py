@@ -1,0 +1,318 @@
+"""Transactions of Kafka's producers: outcomes, fencing, exactly-once copies, and other gateways."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import kafka
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from spark_stream.kafka.refusals import KafkaCode
+from tests.kafka.clients import WAIT_S, asked, producer_at, read_at, started_together
+from tests.kafka.test_groups import committed, consumer_at, fill, position
+
+pytestmark = pytest.mark.slow
+
+
+def transactional(address: str, name: str, **settings: Any) -> Any:
+    producer = producer_at(address, **{"transactional.id": name, "linger.ms": 0, **settings})
+    producer.init_transactions(WAIT_S)
+    return producer
+
+
+def send(producer: Any, topic: str, values: list[int], partition: int = 0) -> None:
+    for each in values:
+        producer.produce(topic, b"%d" % each, partition=partition)
+    assert producer.flush(WAIT_S) == 0
+
+
+def values(log, topic: str) -> list[int]:
+    found = log.read(topic, isolation="read_committed")["value"].to_pylist()
+    return [int(each) for each in found]
+
+
+def read(address: str, topic: str, isolation: str, partitions: int = 1) -> list[int]:
+    found = read_at(address, topic, partitions, **{"isolation.level": isolation})
+    return sorted(int(each.value()) for rows in found.values() for each in rows)
+
+
+def test_transactions_commit_and_abort(log, topic, gateway):
+    log.create_topic(topic, partitions=2)
+    producer = transactional(gateway, topic)
+    for number in range(6):
+        producer.begin_transaction()
+        send(producer, topic, [number * 10, number * 10 + 1], number % 2)
+        if number % 3 == 2:
+            producer.abort_transaction(WAIT_S)
+        else:
+            producer.commit_transaction(WAIT_S)
+    producer.begin_transaction()
+    send(producer, topic, [99])
+    wanted = [0, 1, 10, 11, 30, 31, 40, 41]
+    assert sorted(values(log, topic)) == wanted
+    assert read(gateway, topic, "read_committed", 2) == wanted
+    assert read(gateway, topic, "read_uncommitted", 2) == sorted([*wanted, 20, 21, 50, 51, 99])
+    producer.commit_transaction(WAIT_S)
+    assert sorted(values(log, topic)) == sorted([*wanted, 99])
+
+
+def test_a_later_producer_fences_the_earlier_one(log, topic, gateway):
+    log.create_topic(topic)
+    earlier = transactional(gateway, topic)
+    earlier.begin_transaction()
+    send(earlier, topic, [1])
+    later = transactional(gateway, topic)
+    later.begin_transaction()
+    send(later, topic, [2])
+    with pytest.raises(KafkaException) as refused:
+        earlier.commit_transaction(WAIT_S)
+    assert refused.value.args[0].fatal()
+    assert refused.value.args[0].code() in (KafkaError._FENCED, KafkaError.PRODUCER_FENCED)
+    later.commit_transaction(WAIT_S)
+    assert values(log, topic) == [2]
+
+
+def test_a_transaction_that_times_out_is_aborted_and_the_next_one_works(log, topic, gateway):
+    log.create_topic(topic)
+    producer = transactional(gateway, topic, **{"transaction.timeout.ms": 1_000})
+    producer.begin_transaction()
+    send(producer, topic, [1])
+    log.abort_transaction(topic)  # as its timeout does, without the wait
+    with pytest.raises(KafkaException) as refused:
+        producer.commit_transaction(WAIT_S)
+    assert refused.value.args[0].txn_requires_abort()
+    producer.abort_transaction(WAIT_S)
+    producer.begin_transaction()
+    send(producer, topic, [2])
+    producer.commit_transaction(WAIT_S)
+    assert values(log, topic) == [2]
+
+
+def copy(address: str, source: str, target: str, name: str, count: int, aborts: int = 0) -> None:
+    """Copy records exactly once: their positions are part of the transactions."""
+    producer = transactional(address, name)
+    consumer = consumer_at(
+        address, name, **{"enable.auto.commit": False, "isolation.level": "read_committed"}
+    )
+    with closing(consumer):
+        consumer.subscribe([source])
+        copied = 0
+        while copied < count:
+            messages = consumer.consume(50, 1.0)
+            good = [each for each in messages if each.error() is None]
+            if not good:
+                continue
+            producer.begin_transaction()
+            for each in good:
+                producer.produce(target, each.value(), partition=each.partition())
+            places = consumer.position(consumer.assignment())
+            group = consumer.consumer_group_metadata()
+            producer.send_offsets_to_transaction(places, group, WAIT_S)
+            if aborts:
+                aborts -= 1
+                producer.abort_transaction(WAIT_S)
+                for place in consumer.committed(consumer.assignment(), WAIT_S):
+                    place.offset = max(0, place.offset)
+                    consumer.seek(place)
+                continue
+            producer.commit_transaction(WAIT_S)
+            copied += len(good)
+
+
+def test_a_copy_with_positions_is_exactly_once(log, topic, gateway):
+    fill(log, topic, gateway, 2, 500)
+    target = f"{topic}-copy"
+    log.create_topic(target, partitions=2)
+    copy(gateway, topic, target, topic, 300, aborts=2)
+    before = len(values(log, target))
+    assert before >= 300
+    if before < 500:
+        copy(gateway, topic, target, topic, 500 - before)
+    assert sorted(values(log, target)) == list(range(500))
+    [group] = [each for each in log.consumers() if each.name == topic]
+    assert group.lag == 0
+
+
+def test_positions_of_a_removed_member_cannot_commit(log, topic, gateway):
+    fill(log, topic, gateway, 1, 10)
+    producer = transactional(gateway, topic)
+    consumer = consumer_at(gateway, topic, **{"enable.auto.commit": False})
+    consumer.subscribe([topic])
+    assert consumer.poll(WAIT_S).value() == b"0"
+    places, group = consumer.position(consumer.assignment()), consumer.consumer_group_metadata()
+    consumer.close()
+    producer.begin_transaction()
+    send(producer, topic, [10])
+    with pytest.raises(KafkaException) as refused:
+        producer.send_offsets_to_transaction(places, group, WAIT_S)
+    assert refused.value.args[0].txn_requires_abort()
+    producer.abort_transaction(WAIT_S)
+    assert values(log, topic) == list(range(10))
+    assert position(gateway, topic, topic) == -1
+    assert committed(gateway, topic, topic, 4) == 0
+
+
+def test_writes_come_through_another_gateway_than_the_decision(shared, log, topic):
+    """A partition is led by any of the gateways, and one of them coordinates all transactions."""
+    log.create_topic(topic, partitions=8)
+    with started_together(shared.address, 2) as found:
+        producer = transactional(next(iter(found)), topic)
+        for number in range(5):
+            producer.begin_transaction()
+            for partition in range(8):
+                send(producer, topic, [number * 8 + partition], partition)
+                send(producer, topic, [100 + number * 8 + partition], partition)
+            if number == 3:
+                producer.abort_transaction(WAIT_S)
+            else:
+                producer.commit_transaction(WAIT_S)
+    kept = [n for n in range(40) if n // 8 != 3]
+    assert sorted(values(log, topic)) == sorted(kept + [100 + n for n in kept])
+
+
+def test_a_transaction_whose_gateway_ends_is_aborted_by_its_client(shared, log, topic):
+    log.create_topic(topic, partitions=8)
+    with started_together(shared.address, 2) as found:
+        addresses = {each["node_id"]: f"{each['host']}:{each['port']}" for each in brokers(found)}
+        at = asked(next(iter(found)), "FindCoordinator", 2, {"key": topic, "key_type": 1})
+        producer = producer_at(",".join(found), **{"transactional.id": topic, "linger.ms": 0})
+        producer.init_transactions(WAIT_S)
+        producer.begin_transaction()
+        for partition in range(8):
+            send(producer, topic, [partition], partition)
+        found[addresses[at["node_id"]]].close()
+        with pytest.raises(KafkaException) as refused:
+            commit_with_retries(producer)
+        assert refused.value.args[0].txn_requires_abort()
+        producer.abort_transaction(WAIT_S)
+        producer.begin_transaction()
+        send(producer, topic, [7])
+        producer.commit_transaction(WAIT_S)
+    assert values(log, topic) == [7]
+
+
+def commit_with_retries(producer: Any) -> None:
+    while True:
+        try:
+            return producer.commit_transaction(WAIT_S)
+        except KafkaException as error:
+            if not error.args[0].retriable():
+                raise
+
+
+def brokers(found: dict[str, Any]) -> list[dict[str, Any]]:
+    given: list[dict[str, Any]] = asked(next(iter(found)), "Metadata", 9, {"topics": []})["brokers"]
+    return given
+
+
+def test_kafka_python_writes_transactions(log, topic, gateway):
+    log.create_topic(topic)
+    with closing(
+        kafka.KafkaProducer(bootstrap_servers=gateway, transactional_id=topic)
+    ) as producer:
+        producer.init_transactions()
+        for number in range(4):
+            producer.begin_transaction()
+            producer.send(topic, b"%d" % number, partition=0)
+            if number % 2:
+                producer.abort_transaction()
+            else:
+                producer.commit_transaction()
+    assert values(log, topic) == [0, 2]
+
+
+# -- plain requests --------------------------------------------------------------------------------
+
+
+def initialised(address: str, name: str, **fields: Any) -> dict[str, Any]:
+    given = {"transactional_id": name, "transaction_timeout_ms": 60_000, "producer_id": -1}
+    return asked(address, "InitProducerId", 4, given | {"producer_epoch": -1} | fields)
+
+
+def test_a_producer_may_take_other_sequences_only_while_it_owns_the_id(topic, gateway):
+    first = initialised(gateway, topic)
+    second = initialised(gateway, topic, producer_id=first["producer_id"], producer_epoch=0)
+    assert (first["error_code"], second["error_code"]) == (0, 0)
+    late = initialised(gateway, topic, producer_id=first["producer_id"], producer_epoch=0)
+    assert late["error_code"] == KafkaCode.PRODUCER_FENCED
+
+
+@pytest.mark.parametrize("timeout_ms", [0, -1, 2_000_000_000])
+def test_a_timeout_out_of_range_is_refused(topic, gateway, timeout_ms):
+    found = initialised(gateway, topic, transaction_timeout_ms=timeout_ms)
+    assert found["error_code"] == KafkaCode.INVALID_TRANSACTION_TIMEOUT
+
+
+def test_a_repeated_end_has_the_same_answer(log, topic, gateway, other_gateway):
+    log.create_topic(topic)
+    own = initialised(gateway, topic)
+    producer = {"producer_id": own["producer_id"], "producer_epoch": 0, "transactional_id": topic}
+    fields = {
+        f"v3_and_below_{name}": value
+        for name, value in {**producer, "topics": [{"name": topic, "partitions": [0]}]}.items()
+    }
+
+    def end(address: str, is_commit: bool) -> int:
+        found = asked(address, "EndTxn", 2, {**producer, "committed": is_commit})
+        code: int = found["error_code"]
+        return code
+
+    def begin(address: str) -> int:
+        found = asked(address, "AddPartitionsToTxn", 2, fields)
+        [each] = found["results_by_topic_v3_and_below"][0]["results_by_partition"]
+        code: int = each["partition_error_code"]
+        return code
+
+    assert begin(gateway) == 0
+    assert begin(gateway) == 0
+    # The positions of the transaction are in the memory of the first gateway.
+    assert end(other_gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert end(gateway, True) == 0
+    assert end(gateway, True) == 0
+    assert end(other_gateway, True) == 0
+    assert end(other_gateway, False) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert begin(other_gateway) == 0
+    assert end(other_gateway, False) == 0
+    assert end(gateway, False) == 0
+    later = initialised(gateway, topic)
+    assert later["error_code"] == 0
+    assert begin(gateway) == KafkaCode.PRODUCER_FENCED
+    assert end(gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_partitions_that_do_not_exist_begin_no_transaction(log, topic, gateway):
+    log.create_topic(topic)
+    own = initialised(gateway, topic)
+    fields = {
+        "v3_and_below_transactional_id": topic,
+        "v3_and_below_producer_id": own["producer_id"],
+        "v3_and_below_topics": [{"name": topic, "partitions": [0, 1]}],
+    }
+    found = asked(gateway, "AddPartitionsToTxn", 2, fields)
+    [each] = found["results_by_topic_v3_and_below"]
+    codes = [each["partition_error_code"] for each in each["results_by_partition"]]
+    assert codes == [
+        KafkaCode.OPERATION_NOT_ATTEMPTED,
+        KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert log.describe_transaction(topic).state == "empty"
+
+
+def test_transactions_are_listed_and_described(log, topic, gateway):
+    log.create_topic(topic)
+    producer = transactional(gateway, topic)
+    producer.begin_transaction()
+    send(producer, topic, [1])
+    found = asked(gateway, "DescribeTransactions", 0, {"transactional_ids": [topic, "missing"]})
+    here, missing = found["transaction_states"]
+    assert (here["transaction_state"], here["topics"]) == (
+        "Ongoing",
+        [{"topic": topic, "partitions": [0]}],
+    )
+    assert missing["error_code"] == KafkaCode.TRANSACTIONAL_ID_NOT_FOUND
+    listed = asked(gateway, "ListTransactions", 1, {"state_filters": ["Ongoing", "Odd"]})
+    assert listed["unknown_state_filters"] == ["Odd"]
+    assert topic in [each["transactional_id"] for each in listed["transaction_states"]]
+    producer.abort_transaction(WAIT_S)
