@@ -14,7 +14,9 @@ from tests.demo.test_operations import EXAMPLES as OF_OPERATIONS
 from tests.demo.test_readme import EXAMPLES as OF_README
 from tests.docs.pages import DOCS, NOT_RUN, PAGES, Reader, blocks, needs_spark
 from tests.spark.test_import_from_kafka import MARKED as OF_MIGRATION
+from tests.spark.test_real_time import MARKED as OF_REAL_TIME
 
+OF_OTHERS = (*OF_OPERATIONS, *OF_README, *OF_MIGRATION, *OF_REAL_TIME)
 QUICK = "concepts/isolation-levels.md"
 
 
@@ -51,7 +53,7 @@ def test_every_block_is_run_or_has_a_reason(name: str) -> None:
     before = None
     for block in found:
         if block.mark is not None:
-            assert (block.mark, block.code) in (*OF_OPERATIONS, *OF_README, *OF_MIGRATION)
+            assert (block.mark, block.code) in OF_OTHERS
         elif block.title.startswith(NOT_RUN):
             assert len(block.title) > len(NOT_RUN)
         elif block.title == "Output":

@@ -45,9 +45,10 @@ def zone(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.session.timeZone", str(before))
 
 
-def run(job: str, place: Path, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(job: str, place: Path | None, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the script as spark-submit does, in this process and its Spark session."""
-    words = [f"{job}.py", "--path", str(place), *(str(each) for each in arguments)]
+    where = () if place is None else ("--path", place)
+    words = [f"{job}.py", *(str(each) for each in (*where, *arguments))]
     monkeypatch.setattr(sys, "argv", words)
     runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
 
