@@ -140,8 +140,12 @@ class TopicsClient:
         *,
         if_not_exists: bool = False,
         assignment: Sequence[Sequence[str | int]] | None = None,
+        dry_run: bool = False,
     ) -> TopicDescription:
-        """Create a topic. With ``if_not_exists`` accept an existing one that is as requested."""
+        """Create a topic. With ``if_not_exists`` accept an existing one that is as requested.
+
+        ``dry_run``: only check the request, and return the topic that it would create.
+        """
         _check_schema(schema)
         _check_agree(partitions, replication_factor, assignment)
         request = CreateTopic.of(
@@ -152,7 +156,10 @@ class TopicsClient:
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
             token=secrets.token_hex(16),
+            dry_run=dry_run,
         )
+        if dry_run:
+            return self._connection.call(request)
         for _ in range(_TRIES):
             try:
                 return self._remember(self._connection.call(request))
@@ -181,10 +188,14 @@ class TopicsClient:
         assignment: Sequence[Sequence[str | int]] | None = None,
         schema: pa.Schema | None = None,
         topic_id: str | None = None,
+        *,
+        reset: Iterable[str] = (),
+        dry_run: bool = False,
     ) -> TopicDescription:
         """Alter the topic with this id, by default the present one of the name.
 
         A broker that hung may run the request late. It alters no later topic of the name.
+        ``reset``: the settings that get their defaults again. ``dry_run``: only check the request.
 
         Raises:
             UnknownTopic: There is no such topic, or it was deleted and created again.
@@ -197,6 +208,8 @@ class TopicsClient:
             config={name: str(value) for name, value in config.items()},
             assignment=_assigned(assignment),
             schema_ipc=schema,
+            reset=list(reset),
+            dry_run=dry_run,
         )
         rest = replace(request, schema=None)  # for a retry after an attempt that set the schema
         return self._remember(self._connection.call(request, instead=rest))

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.consistency.ids import BrokerId, is_folder_name
-from spark_stream.errors import InvalidTopic, UnknownTopic
+from spark_stream.errors import InvalidTopic, TopicExists, UnknownTopic
 from spark_stream.structs import Positional, learn_types
 
 T = TypeVar("T")
@@ -66,6 +66,7 @@ def check_partitions(topic: Topic) -> None:
         raise InvalidTopic(
             f"a topic has 1 to {PARTITIONS_MAX} partitions, not {topic.partitions}",
             topic=topic.name,
+            partitions_max=PARTITIONS_MAX,
             hint="Choose another number of partitions.",
         )
 
@@ -93,6 +94,11 @@ def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
     near = get_close_matches(name, names, 1, _NEAR) if len(names) <= _GUESSES_MAX else []
     guess = f"; did you mean {near[0]!r}?" if near else ""
     return UnknownTopic(f"there is no topic {name!r}{guess}", topic=name)
+
+
+def exists(name: str) -> TopicExists:
+    """Return the error for a topic that exists already."""
+    return TopicExists(f"topic {name!r} exists already", topic=name)
 
 
 def check_id(topic: Topic, topic_id: str | None) -> None:

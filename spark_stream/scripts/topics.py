@@ -41,6 +41,7 @@ from spark_stream.cluster.topics import (
     decode_left_over,
     encode,
     encode_left_over,
+    exists,
     unknown,
 )
 from spark_stream.consistency.control.partition_record import PartitionRecord
@@ -89,7 +90,7 @@ def create_topic(topic: Topic, placed: Sequence[PartitionRecord], maker: BrokerI
         yield from _make_folders(topic, brokers)
         yield from PutMany(_puts(topic, 0, placed))
         if not (yield from PutRecord(TOPICS + topic.name, encode(topic), 0)):
-            raise _exists(topic)
+            raise exists(topic.name)
         if not (yield from end_making(topic)):
             raise InvalidTopic(
                 f"topic {topic.name!r}: the creation took so long that another broker removed it",
@@ -112,7 +113,7 @@ def _made_before(topic: Topic, record: StoreRecord) -> Script[Topic]:
     """Return the topic on record if it has this topic's token, or raise TopicExists."""
     found = decode(record)
     if not topic.token or found.token != topic.token:
-        raise _exists(topic)
+        raise exists(topic.name)
     yield Refresh()
     yield from await_leaders(found, range(found.partitions))
     return found
@@ -276,10 +277,6 @@ def _was_changed(name: str) -> InvalidTopic:
         changed_meanwhile=True,
         hint="Look at it with `isolog topic describe`, then try again.",
     )
-
-
-def _exists(topic: Topic) -> TopicExists:
-    return TopicExists(f"topic {topic.name!r} exists already", topic=topic.name)
 
 
 def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) -> Script[None]:

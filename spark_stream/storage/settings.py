@@ -101,15 +101,21 @@ def parse_settings(values: Mapping[str, Any], base: LogSettings | None = None) -
     base = base or LogSettings()
     changed = {name: getattr(base, name) for name in LogSettings.__struct_fields__}
     for name, value in values.items():
-        if name not in SETTINGS:
-            near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_NEAR)
-            guess = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(SETTINGS)}"
-            raise InvalidConfig(f"unknown setting {name!r}{guess}", setting=name)
-        changed[SETTINGS[name]] = _parse(name, value)
+        field = field_of(name)
+        changed[field] = _parse(name, value)
     found = LogSettings(**changed)
     _check_retention("ms", found.local_retention_ms, found.retention_ms)
     _check_retention("bytes", found.local_retention_bytes, found.retention_bytes)
     return found
+
+
+def field_of(setting: str) -> str:
+    """Return the field of a setting. Raise InvalidConfig, with the nearest name, if unknown."""
+    if setting not in SETTINGS:
+        near = difflib.get_close_matches(setting, SETTINGS, n=1, cutoff=_NEAR)
+        guess = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(SETTINGS)}"
+        raise InvalidConfig(f"unknown setting {setting!r}{guess}", setting=setting)
+    return SETTINGS[setting]
 
 
 def _check_retention(unit: str, local: int, whole: int) -> None:

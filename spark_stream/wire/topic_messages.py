@@ -81,6 +81,7 @@ class TopicDescription(Description, kw_only=False):
         schema_version: The number of alterations of the schema.
         added: The columns that alterations added.
         lakes: The lakes with a table of the topic.
+        overrides: The names of the settings that the topic has set. The others are defaults.
         warning: A risk, or None: a single replica on a cluster of several brokers, or a log that
             keeps all records because local retention waits for a lake.
     """
@@ -95,6 +96,7 @@ class TopicDescription(Description, kw_only=False):
     added: tuple[str, ...] = ()
     warning: str | None = None
     lakes: tuple[TopicLake, ...] = ()
+    overrides: tuple[str, ...] = ()
 
     @property
     def partition_by(self) -> tuple[str, ...]:
@@ -112,6 +114,7 @@ class CreateTopic(Call[TopicDescription], name="create-topic", needs=on_topic(CR
     of each partition, the preferred leader first. It replaces ``partitions`` and
     ``replication_factor``. Without it the replicas are spread over the live brokers. ``token``: a
     text unique to this request. A retry succeeds if an earlier attempt created the topic.
+    ``dry_run``: only check the request, and return the topic that it would create.
     """
 
     topic: Name
@@ -121,6 +124,7 @@ class CreateTopic(Call[TopicDescription], name="create-topic", needs=on_topic(CR
     schema: pa.Schema | None = msgspec.field(default=None, name="schema_ipc")
     config: dict[str, str] = {}
     token: str = ""
+    dry_run: bool = False
 
 
 class AlterTopic(Call[TopicDescription], name="alter-topic", needs=on_topic(ALTER), once=True):
@@ -128,7 +132,9 @@ class AlterTopic(Call[TopicDescription], name="alter-topic", needs=on_topic(ALTE
 
     ``partitions``: the new number, never fewer. ``config``: the settings to change. ``schema_ipc``:
     the next schema, as a whole. ``assignment``: the ids of the brokers of each added partition.
-    With ``topic_id`` a request that arrives late alters no later topic of the name.
+    ``reset``: the settings that get their defaults again. With ``topic_id`` a request that arrives
+    late alters no later topic of the name. ``dry_run``: only check the request, and return the
+    topic as it is.
     """
 
     HINTS: ClassVar[frozenset[str]] = frozenset({"topic_id"})
@@ -138,7 +144,9 @@ class AlterTopic(Call[TopicDescription], name="alter-topic", needs=on_topic(ALTE
     partitions: int | None = None
     assignment: list[list[str]] | None = None
     config: dict[str, str] = {}
+    reset: list[str] = []
     schema: pa.Schema | None = msgspec.field(default=None, name="schema_ipc")
+    dry_run: bool = False
 
 
 class DescribeTopic(Call[TopicDescription], name="describe-topic", needs=on_topic(DESCRIBE)):

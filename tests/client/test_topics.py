@@ -255,6 +255,33 @@ def test_an_invalid_topic_is_refused_and_not_created(log, topic, asked, error, n
     assert topic not in log.topics()
 
 
+def create_dry(log, topic, partitions=1, replication_factor=None, config=None):
+    return log._topics.create(
+        topic, partitions, replication_factor, None, config or {}, dry_run=True
+    )
+
+
+def test_a_dry_run_returns_a_topic_that_it_does_not_create(log, topic):
+    config = {"retention.ms": "5000"}
+    planned = create_dry(log, topic, partitions=3, config=config)
+    assert topic not in log.topics()
+    made = log.create_topic(topic, partitions=3, config=config)
+    for name in ("config", "schema", "overrides", "replication_factor", "warning"):
+        assert getattr(planned, name) == getattr(made, name)
+    for before, after in zip(planned.partitions, made.partitions, strict=True):
+        assert (before.partition, before.replicas) == (after.partition, after.replicas)
+    with pytest.raises(TopicExists, match=topic):
+        create_dry(log, topic)
+    other = f"{topic}-other"
+    for wrong, error in (
+        ({"partitions": 0}, InvalidTopic),
+        ({"replication_factor": 9}, InvalidAssignment),
+        ({"config": {"retention.ms": "soon"}}, InvalidConfig),
+    ):
+        with pytest.raises(error):
+            create_dry(log, other, **wrong)
+
+
 def test_types_that_spark_lacks_are_converted_in_a_new_topic(log, topic):
     asked = pa.schema([("at", pa.timestamp("ns")), ("name", pa.large_string())])
     made = log.create_topic(topic, schema=asked)

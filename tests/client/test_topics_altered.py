@@ -15,7 +15,16 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tests.support import NUMBERS, Channel, Fetching, eventually, numbers, range_of, values
+from tests.support import (
+    NUMBERS,
+    BrokerProcess,
+    Channel,
+    Fetching,
+    eventually,
+    numbers,
+    range_of,
+    values,
+)
 
 
 def in_partition(log: isolog.Log, topic: str, number: int) -> int:
@@ -164,3 +173,40 @@ def test_an_atomic_read_includes_new_partitions(log, topic):
         found = log.read(topic, isolation="read_atomic").column("n").to_pylist()
         assert sorted(found) == [0, 1]
         producer.abort_transaction()
+
+
+def test_a_setting_gets_the_default_of_the_broker_again(tmp_path):
+    conf = '[topic]\n"retention.ms" = 7000\n'
+    with BrokerProcess(tmp_path / "log", conf=conf) as broker, broker.connect() as log:
+        made = log.create_topic("t", config={"retention.ms": 5000, "segment.ms": 9000})
+        assert made.overrides == ("retention.ms", "segment.ms")
+        settings = {"segment.bytes": "1000000"}
+        altered = log._topics.alter("t", None, settings, reset=["retention.ms", "flush.ms"])
+        assert altered.overrides == ("segment.bytes", "segment.ms")
+        assert [altered.config[name] for name in ("retention.ms", "segment.ms")] == ["7000", "9000"]
+        with pytest.raises(InvalidConfig, match=r"unknown setting 'retention\.m'"):
+            log._topics.alter("t", None, {}, reset=["retention.m"])
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"partitions": 3}, None),
+        ({"partitions": 1}, InvalidTopic),
+        ({"partitions": 10_001}, InvalidTopic),
+        ({"config": {"retention.ms": "9000"}}, None),
+        ({"config": {"retention.ms": "soon"}}, InvalidConfig),
+        ({"reset": ["retention.ms"]}, None),
+        ({"reset": ["unknown"]}, InvalidConfig),
+    ],
+)
+def test_a_dry_run_checks_an_alteration_without_its_effect(log, topic, change, error):
+    made = log.create_topic(topic, partitions=2, config={"retention.ms": "5000"})
+    change = {"partitions": None, "config": {}} | change
+    if error is None:
+        log._topics.alter(topic, **change, dry_run=True)
+    else:
+        with pytest.raises(error):
+            log._topics.alter(topic, **change, dry_run=True)
+    found = log.describe(topic)
+    assert (found.config, len(found.partitions)) == (made.config, 2)

@@ -63,6 +63,8 @@ from spark_stream.wire.topic_messages import (
 
 @handles(CreateTopic)
 def create_topic(context: BrokerContext, asked: CreateTopic) -> TopicDescription:
+    if asked.dry_run:
+        return _planned(context, *context.topics.preview(asked))
     hosted = context.topics.create(asked)
     described = _described(context, hosted)
     chosen = (asked.replication_factor, asked.assignment, context.topics.default_replication_factor)
@@ -184,6 +186,7 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
         ),
         schema_version=len(topic.earlier),
         lakes=_lakes_of(context, topic),
+        overrides=tuple(sorted(topic.config)),
         added=tuple(topic.schema.names[len((*topic.earlier, topic.schema)[0]) :]),
         partitions=tuple(
             partition_facts(
@@ -191,6 +194,21 @@ def _described(context: BrokerContext, hosted: HostedTopic) -> TopicDescription:
             )
             for number, answer in enumerate(answers)
         ),
+    )
+
+
+def _planned(
+    context: BrokerContext, topic: Topic, records: Iterable[PartitionRecord]
+) -> TopicDescription:
+    return TopicDescription(
+        name=topic.name,
+        id=topic.id,
+        schema=topic.schema,
+        config=shown_settings(context.host.settings_of(topic)),
+        replication_factor=topic.replication_factor,
+        warning=lone_replica_warning(topic, context.members),
+        partitions=tuple(_without_facts(*each) for each in enumerate(records)),
+        overrides=tuple(sorted(topic.config)),
     )
 
 
@@ -235,21 +253,7 @@ def partition_facts(
     number: int, record: PartitionRecord | None, answer: Described | IsologError
 ) -> PartitionDescription:
     """Return a partition as its leader has described it, or the error of that request."""
-    described = PartitionDescription(
-        partition=number,
-        leader=None if record is None else record.leader,
-        leader_epoch=0 if record is None else int(record.leader_epoch),
-        replicas=() if record is None else record.replicas,
-        isr=() if record is None else tuple(each.broker for each in record.isr),
-        adding=() if record is None else record.adding,
-        removing=() if record is None else record.removing,
-        log_start_offset=None,
-        log_end_offset=None,
-        high_watermark=None,
-        last_stable_offset=None,
-        size=None,
-        open_transactions=None,
-    )
+    described = _without_facts(number, record)
     if isinstance(answer, IsologError):
         return structs.replace(described, error=answer)
     seen = answer.bounds
@@ -266,6 +270,25 @@ def partition_facts(
             str(broker): max(0, int(answer.log_end) - int(entry))
             for broker, entry in answer.followers.items()
         },
+    )
+
+
+def _without_facts(number: int, record: PartitionRecord | None) -> PartitionDescription:
+    """Return the part of a partition's description that is on record."""
+    return PartitionDescription(
+        partition=number,
+        leader=None if record is None else record.leader,
+        leader_epoch=0 if record is None else int(record.leader_epoch),
+        replicas=() if record is None else record.replicas,
+        isr=() if record is None else tuple(each.broker for each in record.isr),
+        adding=() if record is None else record.adding,
+        removing=() if record is None else record.removing,
+        log_start_offset=None,
+        log_end_offset=None,
+        high_watermark=None,
+        last_stable_offset=None,
+        size=None,
+        open_transactions=None,
     )
 
 

@@ -7,7 +7,7 @@ not wait for each other. The placement of new replicas follows ``consistency.con
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from spark_stream.broker.node.members import Members
 from spark_stream.broker.scripting.driver import Driver
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.brokers import BrokerState
-from spark_stream.cluster.topics import Topic, check_id, check_name, check_partitions
+from spark_stream.cluster.topics import Topic, check_id, check_name, check_partitions, exists
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.assignment import (
@@ -47,7 +47,7 @@ from spark_stream.schema.keys import PARTITION_BY, check_evolved_key, check_sett
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, of_topic, stored_schema
 from spark_stream.scripts import topics as scripts
 from spark_stream.scripts.steps import Script
-from spark_stream.storage.settings import LogSettings, parse_settings
+from spark_stream.storage.settings import LogSettings, field_of, parse_settings
 from spark_stream.wire.topic_messages import AlterTopic, CreateTopic
 
 logger = logger_of(__name__)
@@ -113,6 +113,13 @@ class TopicAdmin:
             return topic, placed_by_hand(topic, assignment, self._members)
         return topic, placed(topic, partitions, self._host.view, self._members)
 
+    def preview(self, asked: CreateTopic) -> tuple[Topic, Sequence[PartitionRecord]]:
+        """Check a new topic as :meth:`create` does, and make nothing. Return as :meth:`plan`."""
+        topic, records = self.plan(asked)
+        if topic.name in self._host.names():
+            raise exists(topic.name)
+        return topic, records
+
     def alter(self, asked: AlterTopic) -> HostedTopic:
         """Give a topic more partitions, other settings or its next schema: all of it, or nothing.
 
@@ -122,6 +129,13 @@ class TopicAdmin:
                 :meth:`plan_change`.
         """
         change, place = self.plan_change(asked), self.plan_added(asked.assignment)
+        if asked.dry_run:
+            self._host.refresh()
+            hosted = self._host.topic(asked.topic)
+            new = change(hosted.topic)
+            if new.partitions > hosted.topic.partitions:
+                place(hosted.topic, new)
+            return hosted
         with self._changes(asked.topic):
             altered = self._driver.run(scripts.alter_topic(asked.topic, change, place))
         return self._host.topic(asked.topic, altered.id)
@@ -162,7 +176,7 @@ class TopicAdmin:
             new = replace(
                 old,
                 partitions=old.partitions if asked.partitions is None else asked.partitions,
-                config={**old.config, **asked.config},
+                config=_without(old.config, asked.reset) | dict(asked.config),
             )
             if new.partitions < old.partitions:
                 raise InvalidTopic(
@@ -230,6 +244,13 @@ class TopicAdmin:
             with self._free:
                 self._changing.remove(name)
                 self._free.notify_all()
+
+
+def _without(config: Mapping[str, str], reset: Sequence[str]) -> dict[str, str]:
+    """Return the settings without some names. Raise InvalidConfig for an unknown name."""
+    for name in reset:
+        field_of(name)
+    return {name: value for name, value in config.items() if name not in reset}
 
 
 def _check_key(topic: Topic, settings: LogSettings) -> None:
