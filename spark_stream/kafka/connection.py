@@ -42,13 +42,23 @@ SERVED: Final[dict[str, Versions]] = {
     "ListGroups": Versions(0, 4),
     "DescribeGroups": Versions(0, 5),
     "DeleteGroups": Versions(0, 2),
+    "CreateTopics": Versions(2, 6),
+    "DeleteTopics": Versions(1, 5),
+    "CreatePartitions": Versions(0, 3),
+    "DeleteRecords": Versions(0, 2),
+    "DescribeConfigs": Versions(1, 4),
+    "AlterConfigs": Versions(0, 2),
+    "IncrementalAlterConfigs": Versions(0, 1),
+    "DescribeCluster": Versions(0, 2),
+    "DescribeLogDirs": Versions(1, 4),
     "SaslHandshake": Versions(1, 1),
     "SaslAuthenticate": Versions(0, 2),
 }
 """The requests that the gateway answers, and their versions.
 
-From version 13 on Produce and Fetch name topics by their ids. The versions of requests about groups
-end before those with static members.
+From version 13 on Produce and Fetch name topics by their ids, and so do later versions of
+CreateTopics and DeleteTopics. The versions of requests about groups end before those with static
+members.
 """
 
 FRAME_MAX: Final = 100 << 20

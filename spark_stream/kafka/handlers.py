@@ -6,6 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
+from spark_stream.kafka.administration.cluster import describe_cluster, describe_log_dirs
+from spark_stream.kafka.administration.configurations import (
+    alter_configs,
+    describe_configs,
+    incremental_alter_configs,
+)
+from spark_stream.kafka.administration.topics import (
+    create_partitions,
+    create_topics,
+    delete_records,
+    delete_topics,
+)
 from spark_stream.kafka.calls import Answer, Handler, KafkaCall
 from spark_stream.kafka.groups import (
     delete_groups,
@@ -66,4 +78,13 @@ HANDLERS: Final[Mapping[str, Handler]] = {
     "ListGroups": list_groups,
     "DescribeGroups": describe_groups,
     "DeleteGroups": delete_groups,
+    "CreateTopics": create_topics,
+    "DeleteTopics": delete_topics,
+    "CreatePartitions": create_partitions,
+    "DeleteRecords": delete_records,
+    "DescribeConfigs": describe_configs,
+    "AlterConfigs": alter_configs,
+    "IncrementalAlterConfigs": incremental_alter_configs,
+    "DescribeCluster": describe_cluster,
+    "DescribeLogDirs": describe_log_dirs,
 }

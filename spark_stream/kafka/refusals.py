@@ -6,7 +6,7 @@ Source: https://kafka.apache.org/protocol#protocol_error_codes.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from spark_stream.errors import (
     BatchTooLarge as TooLargeForTopic,
@@ -14,7 +14,10 @@ from spark_stream.errors import (
 from spark_stream.errors import (
     DataLoss,
     DiskFull,
+    InvalidAssignment,
+    InvalidConfig,
     InvalidRecord,
+    InvalidRequest,
     InvalidTransaction,
     IsologError,
     LeaderUnavailable,
@@ -28,11 +31,15 @@ from spark_stream.errors import (
     RequestTimeout,
     SchemaMismatch,
     StorageFailure,
+    TopicExists,
     TransactionAborted,
     Unauthenticated,
     UnknownPartition,
     UnknownTopic,
     UnknownTransaction,
+)
+from spark_stream.errors import (
+    InvalidTopic as UnusableTopic,
 )
 
 
@@ -63,6 +70,11 @@ class KafkaCode(IntEnum):
     UNSUPPORTED_VERSION = 35
     UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
     INVALID_REQUEST = 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
     KAFKA_STORAGE_ERROR = 56
@@ -81,6 +93,7 @@ class KafkaCode(IntEnum):
     INVALID_RECORD = 87
     PRODUCER_FENCED = 90
     TRANSACTIONAL_ID_NOT_FOUND = 105
+    MISMATCHED_ENDPOINT_TYPE = 114
 
 
 class Refusal(Exception):
@@ -105,6 +118,24 @@ class InvalidTopic(Refusal):
     """The error for a topic that Kafka's clients cannot use."""
 
     code = KafkaCode.INVALID_TOPIC_EXCEPTION
+
+
+class InvalidPartitions(Refusal):
+    """The error for a number of partitions that a topic cannot have."""
+
+    code = KafkaCode.INVALID_PARTITIONS
+
+
+class InvalidReplicationFactor(Refusal):
+    """The error for a number of replicas that a topic cannot have."""
+
+    code = KafkaCode.INVALID_REPLICATION_FACTOR
+
+
+class InvalidReplicaAssignment(Refusal):
+    """The error for a client that chooses the brokers of partitions."""
+
+    code = KafkaCode.INVALID_REPLICA_ASSIGNMENT
 
 
 class InvalidAcks(Refusal):
@@ -150,6 +181,11 @@ class BatchTooLarge(Refusal):
 
 
 _CODES: Final[dict[type[IsologError], KafkaCode]] = {
+    InvalidRequest: KafkaCode.INVALID_REQUEST,
+    InvalidConfig: KafkaCode.INVALID_CONFIG,
+    InvalidAssignment: KafkaCode.INVALID_REPLICATION_FACTOR,  # of too many replicas
+    UnusableTopic: KafkaCode.INVALID_TOPIC_EXCEPTION,
+    TopicExists: KafkaCode.TOPIC_ALREADY_EXISTS,
     UnknownTopic: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
     UnknownPartition: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
     OffsetOutOfRange: KafkaCode.OFFSET_OUT_OF_RANGE,
@@ -187,3 +223,9 @@ def code_of(error: Exception) -> KafkaCode:
     if isinstance(error, IsologError) and error.retriable:
         return KafkaCode.NOT_LEADER_OR_FOLLOWER
     return KafkaCode.UNKNOWN_SERVER_ERROR
+
+
+def error_fields(error: Exception) -> dict[str, Any]:
+    """Return the fields of an answer with the error code and the message of an error."""
+    message = error.message if isinstance(error, IsologError) else str(error)
+    return {"error_code": int(code_of(error)), "error_message": message}

@@ -78,7 +78,7 @@ def test_answers_of_all_versions_are_read_by_their_schema(api):
 
 
 @pytest.mark.parametrize(
-    ("api", "version"), [("CreateTopics", 5), ("EndTxn", 5), ("DescribeQuorum", 0)]
+    ("api", "version"), [("CreateAcls", 3), ("EndTxn", 5), ("DescribeQuorum", 0)]
 )
 def test_a_request_that_is_not_served_has_an_error_code_as_its_answer(api, version):
     [request] = received(framed(api, version, {}, 3))

@@ -1,0 +1,1 @@
+"""The requests of Kafka's administration clients: topics, their settings, and the cluster."""
