@@ -121,8 +121,8 @@ stress: venv  ## Cut connections and end brokers under load for SECONDS
 	@$(IN_VENV) .venv/bin/python -m tests.chaos.stress --seconds $(SECONDS)
 	@$(IN_VENV) .venv/bin/python -m tests.broker.replication.stress --seconds $(SECONDS)
 
-chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED; HOSTS=1: over a bad network; LAKE=1: with workers of lakes)
-	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HOSTS),--hosts) $(if $(LAKE),--lake)
+chaos: venv java  ## Kill, stop, pause and cut the brokers of a cluster under load for MINUTES (SEED; HOSTS=1: over a bad network; LAKE=1: with workers of lakes; KAFKA=1: with Kafka's clients)
+	@$(WITH_SPARK) ETCD="$$(scripts/ensure-etcd)" .venv/bin/python -m tests.chaos.cluster --spark --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(HOSTS),--hosts) $(if $(LAKE),--lake) $(if $(KAFKA),--kafka)
 
 attempts: venv java  ## Compare the rows of Spark's attempts in order, while workers and brokers are killed, for MINUTES (SEED)
 	@$(WITH_SPARK) .venv/bin/python -m tests.chaos.attempts --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))

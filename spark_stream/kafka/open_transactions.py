@@ -19,7 +19,7 @@ class KafkaTransaction(Struct, eq=False):
 
     ``branch``: the identity of its writes while it is open. ``is_own``: this gateway began it.
     ``last``: the number of the latest one that has ended, None if it is unknown. ``was_committed``:
-    the outcome of that one. ``firsts``: the first sequence in each partition, by the topic's id.
+    the outcome of that one. ``firsts``: the first sequence in each partition.
     """
 
     transactional_id: str
@@ -41,16 +41,20 @@ class KafkaTransaction(Struct, eq=False):
 
     def open(self, branch: Branch, *, is_own: bool) -> None:
         """Record an open transaction."""
-        if self.branch is None or self.branch.number != branch.number:
-            self.firsts.clear()
-            self.positions.clear()
-            self.owners.clear()
+        if self.branch is not None and self.branch.number != branch.number:
+            self._clear()
         self.branch, self.is_own = branch, is_own
 
     def end(self, number: int, *, was_committed: bool | None = None) -> None:
         """Record the end of a transaction."""
+        self._clear()
         self.branch, self.is_own = None, False
         self.last, self.was_committed = number, was_committed
+
+    def _clear(self) -> None:
+        self.firsts.clear()
+        self.positions.clear()
+        self.owners.clear()
 
 
 def instance_of(producer_id: int) -> str:

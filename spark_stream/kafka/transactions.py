@@ -19,12 +19,14 @@ from typing import Any, Final
 
 from spark_stream.consistency.partition.producers import SEQUENCE_MAX, Stamp
 from spark_stream.errors import (
+    ConsumerFenced,
     InvalidRequest,
     InvalidTransaction,
     IsologError,
     PermissionDenied,
     ProducerFenced,
     TransactionAborted,
+    UnknownTopic,
     UnknownTransaction,
 )
 from spark_stream.kafka.calls import Answer, KafkaCall
@@ -58,6 +60,9 @@ _STATES: Final = {
     "aborted": "CompleteAbort",
 }
 """Kafka's names of the states of a transaction."""
+
+COMMITTED: Final = ("committing", "committed")
+"""The states of a transaction after the decision to commit it."""
 
 _FIRST_WITH_FENCED: Final = 2
 """The version of the requests within a transaction with the code PRODUCER_FENCED."""
@@ -191,27 +196,30 @@ def end(call: KafkaCall) -> Answer:
 
 
 def _commit(call: KafkaCall, known: KafkaTransaction) -> None:
-    branch = known.branch
-    if branch is not None and known.is_own:
-        call.log._connection.call(
-            CommitTransaction.of(
-                **known.own,
-                number=branch.number,
-                branches=(branch.producer_id,),
-                positions=tuple(known.positions.values()),
-                owners=dict(known.owners),
-            )
-        )
-        known.end(branch.number, was_committed=True)
-        return
-    if branch is None and known.was_committed:
+    """Commit a transaction. After an AbortableFailure it is aborted, and will not be committed."""
+    if known.branch is None and known.was_committed:
         return  # the answer was lost
-    found = _described(call, known)
-    if found.state not in ("committing", "committed"):
-        raise AbortableFailure("another gateway began this transaction, and has ended")
-    again = CommitTransaction.of(**known.own, number=found.number, branches=(found.producer_id,))
-    call.log._connection.call(again)
-    known.end(found.number, was_committed=True)
+    if known.branch is not None and known.is_own:
+        number, producer_id = known.branch.number, known.branch.producer_id
+    else:
+        found = _described(call, known)
+        number, producer_id = found.number, found.producer_id
+        if found.state not in COMMITTED and _is_aborted(call, known, number):
+            raise AbortableFailure("another gateway began the transaction, and has ended")
+    commit = CommitTransaction.of(
+        **known.own,
+        number=number,
+        branches=(producer_id,),
+        positions=tuple(known.positions.values()),
+        owners=dict(known.owners),
+    )
+    try:
+        call.log._connection.call(commit)
+    except (ConsumerFenced, UnknownTopic) as error:
+        if _is_aborted(call, known, number):
+            raise AbortableFailure(f"the transaction was aborted: {error.message}") from error
+        raise
+    known.end(number, was_committed=True)
 
 
 def _abort(call: KafkaCall, known: KafkaTransaction) -> None:
@@ -219,6 +227,18 @@ def _abort(call: KafkaCall, known: KafkaTransaction) -> None:
     with suppress(TransactionAborted):  # it has timed out
         call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
     known.end(number, was_committed=False)
+
+
+def _is_aborted(call: KafkaCall, known: KafkaTransaction, number: int) -> bool:
+    """Abort a transaction. Return False if it was committed before."""
+    try:
+        call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
+    except InvalidTransaction:
+        return False
+    except TransactionAborted:
+        pass
+    known.end(number, was_committed=False)
+    return True
 
 
 def _in_transaction(call: KafkaCall, act: Callable[[KafkaTransaction], None]) -> Answer:
@@ -290,8 +310,11 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
 
 
 def _position_code(error: Exception) -> KafkaCode:
-    if isinstance(error, ProducerFenced | TransactionAborted | InvalidTransaction | Refusal):
-        return transaction_code(error, has_fenced=False)
+    if isinstance(error, ProducerFenced):
+        return KafkaCode.INVALID_PRODUCER_EPOCH
+    if isinstance(error, TransactionAborted | InvalidTransaction | AbortableFailure):
+        # Clients abort after this code too. After INVALID_PRODUCER_ID_MAPPING librdkafka would end.
+        return KafkaCode.ILLEGAL_GENERATION
     return group_code(error)
 
 

@@ -1,10 +1,11 @@
 """Three brokers under load and faults (kills, pauses, floods, partitions), then a check.
 
 ``python -m tests.chaos.cluster --minutes 5 --seed 7`` (``make chaos``) runs plain producers of both
-isolation levels, transactions, consumers of all levels, atomic snapshots and, with ``--spark``, a
-streaming query that copies one topic into another, and with ``--lake``, workers of lakes. At the
-end all brokers are back: no committed record is lost, duplicated, reordered or partial, and all
-replicas are equal.
+isolation levels, transactions, consumers of all levels and atomic snapshots. ``--spark`` adds a
+streaming query that copies one topic into another, ``--lake`` workers of lakes, and ``--kafka``
+Kafka's clients and two gateways. At the end all brokers are back: no committed record is lost,
+duplicated, reordered or partial, and all replicas are equal.
+
 During one mishap of each kind the views of the cluster are compared (``tests.views``). The program
 prints one line with its events. The exit code is 0 if all checks passed, else 1. The seed decides
 the mishaps and the records, but not the order of threads.
@@ -34,6 +35,7 @@ from isolog.testing import LocalCluster, LocalEtcd
 from spark_stream.testing.local_cluster import LocalBroker, ProcessPlace
 from tests.chaos.checker import Violation, check
 from tests.chaos.workers import (
+    KAFKA_TOPIC,
     SCHEMA,
     TOPICS,
     Notes,
@@ -61,6 +63,7 @@ from tests.system.replication.clusters import (
 from tests.views import ANYWHERE, disagreements
 
 if TYPE_CHECKING:
+    from tests.chaos.kafka_clients import KafkaClients
     from tests.chaos.lakes import Lakes
     from tests.chaos.query import Copy
 
@@ -384,6 +387,7 @@ def run(
     course: Callable[[LocalCluster], None] | None = None,
     histories: Path | None = None,
     lakes: bool = False,
+    kafka: bool = False,
 ) -> Outcome:
     """Run with this many seconds of mishaps, and the time to end.
 
@@ -392,6 +396,7 @@ def run(
     ``hosts``: each broker, and each of these members, is on a separate host, with its own clock and
     disk. The network between them is partitioned, slow and lossy. ``histories``: a folder for the
     results of clients. ``lakes``: workers copy the topics into tables, on a disk and in S3.
+    ``kafka``: Kafka's clients write and read through gateways.
     """
     calm, stop, end = threading.Event(), threading.Event(), threading.Event()
     with ExitStack() as ended:
@@ -436,6 +441,7 @@ def run(
                 log.create_topic(name, partitions, 3, schema=SCHEMA, config=config)
             copy = _copy(cluster, log, ended) if spark else None
             tables_of = _lakes(cluster, log, ended, folder, seed) if lakes else None
+            clients = _kafka_clients(cluster, log, ended, notes, folder, seed) if kafka else None
 
         def worker(name: str, task) -> Worker:
             return Worker(name, seed, notes, stop, task)
@@ -486,6 +492,8 @@ def run(
         eventually(lambda: notes.enough, ENDING_S)
         stop.set()
         stuck = _joined(writers)
+        if clients is not None:
+            stuck += clients.finish_writing()
         with connect() as log:
             for name, partitions in TOPICS.items():
                 await_in_sync(log, name)
@@ -502,6 +510,10 @@ def run(
             if tables_of is not None:
                 problems += tables_of.check(log)
                 mishaps.strikes.update({f"lake: {k}": n for k, n in tables_of.strikes.items()})
+            if clients is not None:
+                problems += clients.check(log)
+                strikes = clients.gateways.strikes
+                mishaps.strikes.update({f"gateway: {kind}": n for kind, n in strikes.items()})
             topics = list(TOPICS) if copy is None or histories is None else [*TOPICS, copy.target]
             for level in LEVELS:
                 called = time.monotonic_ns()
@@ -522,7 +534,9 @@ def run(
             if not mishaps.compared.total():
                 problems.append("no broker has answered for a comparison of views")
         problems += [repr(each) for each in (*notes.surprises, *mishaps.failures)]
-        problems += map(str, _broken(writes, reads, finals))
+        of_kafka = writes["topic"] == KAFKA_TOPIC, reads["topic"] == KAFKA_TOPIC
+        problems += map(str, _broken(writes[~of_kafka[0]], reads[~of_kafka[1]], finals))
+        problems += map(str, _broken(writes[of_kafka[0]], reads[of_kafka[1]], {"kafka-final"}))
         if problems:
             for broker in cluster.brokers.values():
                 print(f"--- broker {broker.number}\n{broker.log_text()[-6000:]}", file=sys.stderr)
@@ -548,6 +562,21 @@ def _lakes(
     return lakes
 
 
+def _kafka_clients(
+    cluster: LocalCluster,
+    log: isolog.Log,
+    ended: ExitStack,
+    notes: Notes,
+    folder: Path,
+    seed: int,
+) -> KafkaClients:
+    from tests.chaos.kafka_clients import KafkaClients  # it needs confluent-kafka
+
+    clients = ended.enter_context(KafkaClients(cluster, log, notes, folder, seed))
+    clients.start()
+    return clients
+
+
 def _broken(writes: pd.DataFrame, reads: pd.DataFrame, finals: set[str]) -> list[Violation]:
     return check(writes, reads, finals, FICKLE)
 
@@ -569,9 +598,10 @@ def main() -> int:
     parser.add_argument("--histories", type=Path, help="a folder for what clients were told")
     parser.add_argument("--hosts", action="store_true", help="each on a host of its own, with etcd")
     parser.add_argument("--lake", action="store_true", help="workers of lakes, on disk and in S3")
+    parser.add_argument("--kafka", action="store_true", help="Kafka's clients and two gateways")
     options = parser.parse_args()
-    if options.lake and options.hosts:
-        parser.error("--lake and --hosts exclude each other: the workers need one network")
+    if (options.lake or options.kafka) and options.hosts:
+        parser.error("--lake and --kafka need one network, and --hosts has several")
     use_cached_etcd()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"SEED={seed}", flush=True)
@@ -585,6 +615,7 @@ def main() -> int:
             hosts=options.hosts,
             histories=options.histories,
             lakes=options.lake,
+            kafka=options.kafka,
         )
     print(outcome, flush=True)
     for each in outcome.query_failures[:20]:

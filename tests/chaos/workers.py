@@ -31,6 +31,9 @@ from tests.histories.writing import HistoryWriter
 T = TypeVar("T")
 SCHEMA = pa.schema([("writer", pa.string()), ("number", pa.int64())])
 TOPICS = {"t": 3, "u": 1}
+PARTITIONS = 3
+KAFKA_TOPIC = "k"
+"""The topic of Kafka's clients, with this number of partitions."""
 _transactions = itertools.count()
 
 
@@ -174,7 +177,7 @@ class Notes:
             frame.attrs = {"reader": reader, "level": level, "snapshot": snapshot}
             whole = () if topic is None else (topic,)
             self._write_reads(frame, called, topics=whole, complete=complete)
-        if topic in (None, *TOPICS):
+        if topic in (None, *TOPICS, KAFKA_TOPIC):
             self.reads.append(frame)
 
 
@@ -186,9 +189,14 @@ def _records_by_place(
     }
     columns = (frame[name].tolist() for name in READ[3:])
     for topic, at, offset, writer, number in zip(*columns, strict=True):
-        prefix = "" if topic in TOPICS else f"{topic}/"
+        prefix = "" if topic in (*TOPICS, KAFKA_TOPIC) else f"{topic}/"
         found.setdefault((topic, at), []).append((offset, f"{prefix}{writer}/{number}"))
     return found
+
+
+def next_transaction() -> int:
+    """Return the number of another transaction of the run."""
+    return next(_transactions)
 
 
 class Worker(threading.Thread):

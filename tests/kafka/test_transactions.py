@@ -267,8 +267,11 @@ def test_a_repeated_end_has_the_same_answer(log, topic, gateway, other_gateway):
 
     assert begin(gateway) == 0
     assert begin(gateway) == 0
-    # The positions of the transaction are in the memory of the first gateway.
+    # The positions of the transaction are in the memory of the first gateway. So it is aborted.
     assert end(other_gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert end(gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert end(gateway, False) == 0
+    assert begin(gateway) == 0
     assert end(gateway, True) == 0
     assert end(gateway, True) == 0
     assert end(other_gateway, True) == 0
