@@ -23,16 +23,20 @@ OF_THE_FILE = {"store: fill"} if can_make_hosts() else set()
 
 
 @pytest.mark.parametrize(
-    ("seconds", "spark"),
-    [(10.0, False), pytest.param(10.0, True, marks=pytest.mark.spark)],
-    ids=["plain", "with a streaming query"],
+    "options",
+    [
+        pytest.param({}, id="plain"),
+        pytest.param({"spark": True}, id="with a streaming query", marks=pytest.mark.spark),
+        pytest.param({"kafka": True}, id="with Kafka's clients"),
+    ],
 )
-def test_committed_records_survive_faults_of_brokers(seconds: float, spark: bool) -> None:
+def test_committed_records_survive_faults_of_brokers(options: dict[str, bool]) -> None:
     seed = int(os.environ.get("ISOLOG_CHAOS_SEED", random.randrange(1 << 32)))
-    found = run(seconds, seed, spark=spark)
+    found = run(10.0, seed, **options)
     print(found)
     assert found.problems == [], f"seed {seed}"
-    assert set(found.strikes) == MISHAPS | OF_THE_FILE
+    strikes = {each for each in found.strikes if not each.startswith("gateway")}
+    assert strikes == MISHAPS | OF_THE_FILE
     holds(found)
 
 
