@@ -25,7 +25,7 @@ REPOSITORY: Final = "MAVEN_CENTRAL"
 _CENTRAL: Final = "https://repo1.maven.org/maven2/"
 _HERE: Final = Path(__file__).parent
 CHECKSUMS: Final = _HERE / "jars.sha256"
-_PARTS: Final = ("broker", "connector")
+_PARTS: Final = ("broker", "connector", "tools")
 
 
 class WrongJars(Exception):
@@ -44,7 +44,7 @@ def java() -> str:
 
 
 def fetched(cache: Path) -> dict[str, list[Path]]:
-    """Return the jars of ``broker`` and ``connector``. Right jars in the cache are not fetched.
+    """Return the jars of each part. Right jars in the cache are not fetched.
 
     Raises:
         WrongJars: nothing came, or not what ``jars.sha256`` names.

@@ -24,7 +24,7 @@ from spark_stream.client.connecting.embedded import known_address
 from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from spark_stream.datasource.spark.types import to_spark
 from tests.conftest import ROOT, stop_broker
-from tests.kafka.test_gateway import started
+from tests.kafka.clients import started
 from tests.kafka_jars import jars_of
 from tests.spark.releases import HAS_KAFKA
 from tests.sql.rows import SPARKS_TYPES

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import isolog
 from bench.kafka.broker import KafkaBroker
 from tests.conftest import ROOT
-from tests.kafka.test_gateway import read_at, sent
+from tests.kafka.clients import read_at, sent
 from tests.kafka_jars import jars_of
 from tests.spark.releases import has_kafka
 from tests.spark.test_examples import EXAMPLES, run

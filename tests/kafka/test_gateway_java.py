@@ -1,0 +1,152 @@
+"""Kafka's own clients in Java, by the tools of its command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from bench.kafka.jars import java
+from tests.kafka_jars import jars_of, needs_kafka_jars
+
+pytestmark = [needs_kafka_jars, pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOOLS = "org.apache.kafka.tools"
+WAIT_MS = "60000"
+
+
+class Tools:
+    """The tools, with the address of a gateway."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def run(self, tool: str, *arguments: str, text: str = "") -> list[str]:
+        """Run a tool to its end. Return the lines of its output, which has no error."""
+        classpath = os.pathsep.join(map(str, (*jars_of("tools"), *jars_of("broker"))))
+        done = subprocess.run(
+            [
+                *(java(), "-cp", classpath, f"{TOOLS}.{tool}"),
+                *("--bootstrap-server", self._address, *arguments),
+            ],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert not re.search(r"ERROR|Exception", done.stdout + done.stderr), done.stderr
+        return done.stdout.splitlines()
+
+    def consume(self, topic: str, count: int, *arguments: str) -> list[str]:
+        """Run the console consumer. Return the lines of ``count`` records."""
+        ends = ("--max-messages", str(count), "--timeout-ms", WAIT_MS)
+        return self.run("consumer.ConsoleConsumer", "--topic", topic, *ends, *arguments)
+
+
+@pytest.fixture
+def tools(gateway: str) -> Tools:
+    return Tools(gateway)
+
+
+def events(lines: list[str], name: str) -> list[dict[str, Any]]:
+    """Return the events of a verifiable client."""
+    return [each for each in map(json.loads, lines) if each["name"] == name]
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_producer_performance(log, topic, tools, compression):
+    log.create_topic(topic, partitions=3)
+    settings = ("--command-property", f"compression.type={compression}")
+    load = ("--num-records", "20000", "--record-size", "100", "--throughput", "-1")
+    said = tools.run("ProducerPerformance", "--topic", topic, *load, *settings)
+    assert said[-1].startswith("20000 records sent")
+    values = log.read(topic, columns=["value"], isolation="read_committed")["value"]
+    assert Counter(map(len, values.to_pylist())) == {100: 20_000}
+
+
+@pytest.mark.parametrize("acks", ["-1", "1", "0"])
+def test_verifiable_producer_and_console_consumer_by_assignment(log, topic, tools, acks):
+    """The acknowledged offsets are those of the records. Without `acks` there are none."""
+    log.create_topic(topic, partitions=2)
+    load = ("--max-messages", "500", "--acks", acks)
+    said = tools.run("VerifiableProducer", "--topic", topic, *load)
+    acknowledged = events(said, "producer_send_success")
+    assert sorted(int(each["value"]) for each in acknowledged) == list(range(500))
+    if acks != "0":
+        rows = log.read(topic, columns=["partition", "offset", "value"]).to_pylist()
+        stored = {(row["partition"], row["offset"]): row["value"].decode() for row in rows}
+        found = {(each["partition"], each["offset"]): each["value"] for each in acknowledged}
+        assert found == stored
+    for number in (0, 1):
+        values = log.read(topic, columns=["value"], partitions=[number])["value"].to_pylist()
+        place = ("--partition", str(number))
+        if values:
+            lines = tools.consume(topic, len(values), *place, "--offset", "earliest")
+            assert lines == [each.decode() for each in values]
+        if len(values) > 5:
+            lines = tools.consume(topic, 5, *place, "--offset", str(len(values) - 5))
+            assert lines == [each.decode() for each in values[-5:]]
+
+
+def test_console_producer_and_consumer_of_a_group(log, topic, tools):
+    """A second consumer of the group continues after the committed offset."""
+    log.create_topic(topic)
+    parse = ("--reader-property", "parse.key=true", "--reader-property", "key.separator=:")
+    text = "".join(f"k{number}:v{number}\n" for number in range(10))
+    tools.run("ConsoleProducer", "--topic", topic, *parse, text=text)
+    shown = [f"{name}=true" for name in ("print.key", "print.offset", "print.partition")]
+    words = [word for name in shown for word in ("--formatter-property", name)]
+    group = ("--group", topic, *words)
+    lines = tools.consume(topic, 4, *group, "--from-beginning")
+    assert lines == [f"Partition:0\tOffset:{each}\tk{each}\tv{each}" for each in range(4)]
+    lines = tools.consume(topic, 6, *group)
+    assert lines == [f"Partition:0\tOffset:{each}\tk{each}\tv{each}" for each in range(4, 10)]
+    described = tools.run("consumer.group.ConsumerGroupCommand", "--describe", "--group", topic)
+    [row] = [line.split() for line in described if line.startswith(f"{topic} ")]
+    assert row[:6] == [topic, topic, "0", "10", "10", "0"]
+
+
+def test_verifiable_consumer_reads_and_commits(log, topic, tools):
+    log.create_topic(topic, partitions=2)
+    with log.producer() as producer:
+        for number in range(300):
+            producer.send(topic, b"%d" % number, partition=number % 2)
+    words = ("--group-id", topic, "--max-messages", "300", "--reset-policy", "earliest")
+    said = tools.run("VerifiableConsumer", "--topic", topic, *words)
+    consumed = sum(each["count"] for each in events(said, "records_consumed"))
+    assert consumed == 300
+    commits = events(said, "offsets_committed")
+    assert all(each["success"] for each in commits)
+    last = {place["partition"]: place["offset"] for c in commits for place in c["offsets"]}
+    assert last == {0: 150, 1: 150}
+
+
+def test_transactional_producer(log, topic, tools):
+    log.create_topic(topic)
+    load = ("--num-records", "500", "--record-size", "100", "--throughput", "2000")
+    words = ("--transactional-id", topic, "--transaction-duration-ms", "50")
+    tools.run("ProducerPerformance", "--topic", topic, *load, *words)
+    assert len(log.read(topic, isolation="read_committed")) == 500
+    level = ("--isolation-level", "read_committed", "--from-beginning")
+    assert len(tools.consume(topic, 500, *level)) == 500
+
+
+def test_offsets_of_partitions(log, topic, tools):
+    log.create_topic(topic, partitions=2)
+    with log.producer() as producer:
+        for number in range(10):
+            producer.send(topic, b"%d" % number, partition=0)
+    log.trim(topic, {0: 3})
+
+    def offsets(time: str) -> list[str]:
+        return tools.run("GetOffsetShell", "--topic", topic, "--time", time)
+
+    assert offsets("earliest") == [f"{topic}:0:3", f"{topic}:1:0"]
+    assert offsets("latest") == [f"{topic}:0:10", f"{topic}:1:0"]
