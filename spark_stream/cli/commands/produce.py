@@ -48,11 +48,12 @@ from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_stream.cli.input.fitting import Fitting, Placing
     from spark_stream.cli.input.formats import Reading
+    from spark_stream.cli.input.placing import Placing
     from spark_stream.client.log import Log
     from spark_stream.client.values import Written
     from spark_stream.client.writing.producer import Producer
+    from spark_stream.schema.fitting import Fitting
     from spark_stream.wire.topic_messages import TopicDescription
 
 _INPUT = "The input"
@@ -211,8 +212,8 @@ def produce(
     isolog produce flights --file flights.parquet --transactional
     tail -F app.jsonl | isolog produce events --format json
     """
-    from spark_stream.cli.input.fitting import Placing
     from spark_stream.cli.input.formats import Reading
+    from spark_stream.cli.input.placing import Placing
     from spark_stream.schema.keys import PARTITION_BY, key_columns, split_names
     from spark_stream.schema.schemas import of_topic
     from spark_stream.sql.ddl import parse_schema
@@ -362,8 +363,9 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
     Raises:
         InvalidRecord, SchemaMismatch: a record in it does not fit.
     """
-    from spark_stream.cli.input.fitting import Fitting, metadata_of
     from spark_stream.cli.input.formats import ignore, records
+    from spark_stream.cli.input.placing import metadata_of
+    from spark_stream.schema.fitting import Fitting
 
     if columns is None or reading.file is None or reading.format not in TEXT:
         return
@@ -377,7 +379,7 @@ def _rehearse(reading: Reading, columns: pa.Schema | None) -> None:
 
 def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
     """Return the reading with the topic's columns, unless --schema gives others."""
-    from spark_stream.cli.input.fitting import metadata_of
+    from spark_stream.cli.input.placing import metadata_of
     from spark_stream.schema.schemas import is_default
 
     return structs.replace(
@@ -390,7 +392,8 @@ def _by_columns(reading: Reading, known: TopicDescription) -> Reading:
 
 def _fittings(reading: Reading, known: TopicDescription) -> list[Fitting]:
     """Return the conversions from the input's batches to the topic's, through --schema if given."""
-    from spark_stream.cli.input.fitting import Fitting, stored_columns
+    from spark_stream.cli.input.placing import stored_columns
+    from spark_stream.schema.fitting import Fitting
 
     text = reading.format in TEXT
     if reading.columns is None or reading.columns is known.schema:

@@ -2,6 +2,6 @@
 
 ``formats``      the format of an input, its records as batches, and the schema of a fitting topic
 ``text_inputs``  text in blocks of whole records, and blocks of lines and CSV as batches
-``json_inputs``  blocks of JSON lines, or of an array of objects, as batches
-``fitting``      converts batches to a topic's schema, with errors that name the column
+``json_inputs``  an array of JSON objects as blocks of lines
+``placing``      the partitions of records
 """

@@ -15,15 +15,7 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 from msgspec import Struct, field
 
-from spark_stream.cli.input.fitting import (
-    NULLS,
-    UTF8_HINT,
-    Fitting,
-    bad_record,
-    check_names,
-    takes_empty_text,
-)
-from spark_stream.cli.input.json_inputs import JsonBlocks, check_lines, json_blocks, lines_in
+from spark_stream.cli.input.json_inputs import json_blocks
 from spark_stream.cli.input.text_inputs import (
     COMPRESSIONS,
     Bytes,
@@ -42,6 +34,15 @@ from spark_stream.cli.input.text_inputs import (
 )
 from spark_stream.cli.options import TEXT, Format
 from spark_stream.errors import InvalidOption, InvalidRecord
+from spark_stream.schema.fitting import (
+    NULLS,
+    UTF8_HINT,
+    Fitting,
+    bad_record,
+    check_names,
+    takes_empty_text,
+)
+from spark_stream.schema.json_rows import JsonBlocks, check_lines, lines_in
 from spark_stream.schema.schemas import METADATA
 from spark_stream.schema.types import stored_type, with_inner
 

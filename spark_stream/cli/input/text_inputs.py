@@ -24,9 +24,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 from msgspec import Struct, field
 
-from spark_stream.cli.input.fitting import UTF8_HINT, bad_record, first_bad
 from spark_stream.cli.options import note
 from spark_stream.errors import InvalidRecord, RecordTooLarge
+from spark_stream.schema.fitting import UTF8_HINT, bad_record, first_bad
 from spark_stream.schema.schemas import empty_batch
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 

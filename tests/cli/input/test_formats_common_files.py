@@ -16,10 +16,10 @@ import pytest
 from msgspec import structs
 
 from isolog.errors import InvalidRecord
-from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import Reading, format_of, records, schema_of_file
 from spark_stream.cli.input.json_inputs import json_blocks
 from spark_stream.cli.input.text_inputs import BLOCK_BYTES, bytes_of
+from spark_stream.schema.fitting import Fitting
 
 ARRAY = """
 [ {"name": "chevrolet, [chevelle]", "miles": 18, "origin": null,

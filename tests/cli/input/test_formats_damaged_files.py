@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from isolog.errors import InvalidRecord, IsologError, SchemaMismatch
-from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import Reading, format_of, records, schema_of_file
+from spark_stream.schema.fitting import Fitting
 from tests.examples import examples
 
 ROWS = 60

@@ -249,8 +249,8 @@ def test_file_that_starts_with_null_is_refused(there, tmp_path):
 
 
 def test_all_half_floats_round_trip_through_json():
-    from spark_stream.cli.input.fitting import Fitting
-    from spark_stream.cli.input.json_inputs import JsonBlocks
+    from spark_stream.schema.fitting import Fitting
+    from spark_stream.schema.json_rows import JsonBlocks
     from spark_stream.schema.texts import json_lines
 
     halves = pa.array(np.arange(65_536, dtype=np.uint16).view(np.float16))

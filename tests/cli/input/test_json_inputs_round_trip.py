@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from spark_stream.cli.input.fitting import Fitting
-from spark_stream.cli.input.json_inputs import JsonBlocks
 from spark_stream.client.reading.columns import HEADERS, KAFKA_COLUMNS
+from spark_stream.schema.fitting import Fitting
+from spark_stream.schema.json_rows import JsonBlocks
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.schema.texts import json_lines
 from spark_stream.schema.types import stored_type

@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from isolog.errors import InvalidOption, InvalidRecord, SchemaMismatch
-from spark_stream.cli.input.fitting import Fitting
 from spark_stream.cli.input.formats import Format, Reading, format_of, records, schema_of_file
-from spark_stream.cli.input.json_inputs import JsonBlocks
 from spark_stream.cli.input.text_inputs import (
     CsvBlocks,
     CsvRecords,
@@ -20,6 +18,8 @@ from spark_stream.cli.input.text_inputs import (
     after_line,
     blocks,
 )
+from spark_stream.schema.fitting import Fitting
+from spark_stream.schema.json_rows import JsonBlocks
 from spark_stream.sql.ddl import parse_schema, schema_text
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from isolog.errors import InvalidRecord, IsologError, SchemaMismatch
-from spark_stream.cli.input.fitting import Fitting
+from spark_stream.schema.fitting import Fitting
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
 from spark_stream.sql.ddl import parse_schema
 

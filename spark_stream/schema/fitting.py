@@ -1,12 +1,8 @@
-"""Convert batches of a file to a topic's schema. An error names the column and the record.
+"""Convert batches of other programs to a topic's schema. An error names the column and the record.
 
 Conversions are lossless: numbers that do not fit, text that is not a number, and a time zone that
 would be dropped are errors. In text (CSV, JSON) values are parsed by the topic's types, and binary
 is base64. Timestamps without a zone are UTC.
-
-A record of the input may name its partition in a column that ``consume`` adds: ``partition``, or
-``_partition`` in a typed topic. Null leaves the choice to the key. The new log sets the other
-metadata columns (topic, offset, timestamp of the append), so their input is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ import base64
 import binascii
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -24,14 +20,11 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from msgspec import Struct
 
-from spark_stream.client.reading.columns import KAFKA_COLUMNS
-from spark_stream.client.writing.partitioner import split
-from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch, UnknownPartition
-from spark_stream.schema.schemas import METADATA, PARTITION, is_default
+from spark_stream.errors import InvalidRecord, IsologError, SchemaMismatch
+from spark_stream.schema.schemas import is_default
 from spark_stream.schema.texts import dates_of, durations_of, list_ends, moments_of, shown, times_of
 from spark_stream.schema.types import distinct_names, type_name
 from spark_stream.schema.values import first_null
-from spark_stream.wire.topic_messages import TopicDescription
 
 NULLS: Final = ("NA", "N/A", "NULL", "null")
 """Spellings of null in files, besides the empty field."""
@@ -306,66 +299,3 @@ _LOSSLESS: Final[tuple[tuple[_Is, _Is], ...]] = (
     (pt.is_time, pt.is_time),
     (pt.is_duration, pt.is_duration),
 )
-
-
-def metadata_of(stored: pa.Schema) -> pa.Schema:
-    """Return the metadata columns of a topic, which are shown with its records but not stored."""
-    if is_default(stored):
-        return pa.schema([each for each in KAFKA_COLUMNS if each.name not in stored.names])
-    return pa.schema(METADATA)
-
-
-def stored_columns(columns: pa.Schema, stored: pa.Schema) -> pa.Schema:
-    """Return the ``columns`` that are not metadata for a topic of the schema ``stored``."""
-    metadata = metadata_of(stored).names
-    return pa.schema([each for each in columns if each.name not in metadata])
-
-
-class Placing(Struct, frozen=True):
-    """The partition of each input record. ``partition`` overrides the column of the records."""
-
-    topic: TopicDescription
-    partition: int | None
-    text: bool
-
-    def separate(self, batch: pa.RecordBatch, first: int) -> tuple[pa.RecordBatch, pa.Array | None]:
-        """Separate the metadata from a batch. Return the batch, and the partitions if it has any.
-
-        Raises:
-            InvalidRecord: a partition is not a number.
-            UnknownPartition: the topic does not have the partition.
-        """
-        metadata = metadata_of(self.topic.schema)
-        found = [name for name in batch.schema.names if name in metadata.names]
-        places = None
-        name = PARTITION.name if PARTITION.name in metadata.names else "partition"
-        if self.partition is None and name in found:
-            field = pa.field(name, pa.int32())
-            fitting = Fitting(pa.schema([field]), self.text)
-            places = fitting.fit(batch.select([name]), first).column(0)
-            self._check(places, name, first)
-        return batch.drop_columns(found), places
-
-    def _check(self, places: pa.Array, name: str, first: int) -> None:
-        count = len(self.topic.partitions)
-        invalid = pc.or_(pc.less(places, 0), pc.greater_equal(places, count))
-        if not pc.any(invalid).as_py():
-            return
-        row = int(pc.index(invalid, True).as_py())
-        raise UnknownPartition(
-            f"record {first + row}: column {name!r} is {places[row].as_py()}, and topic"
-            f" {self.topic.name!r} has partitions 0 to {count - 1}",
-            hint=f"Give --partition N, or leave the column {name!r} out.",
-            topic=self.topic.name,
-        )
-
-    def split(
-        self, batch: pa.RecordBatch, places: pa.Array | None
-    ) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-        """Split the records by partition. Records without a partition have None."""
-        if places is None or batch.num_rows == 0:
-            yield self.partition, batch
-            return
-        numbers = places.fill_null(_ANYWHERE).to_numpy(zero_copy_only=False).astype(np.int32)
-        for number, rows, _ in split(batch, numbers):
-            yield None if number == _ANYWHERE else number, rows
