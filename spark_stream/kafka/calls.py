@@ -10,8 +10,8 @@ from msgspec import Struct
 from spark_stream.client.log import Log
 from spark_stream.kafka.connection import KafkaRequest
 from spark_stream.kafka.logins import ClusterUser
-from spark_stream.kafka.members import Members
-from spark_stream.kafka.open_transactions import Transactions
+from spark_stream.kafka.memory.members import Members
+from spark_stream.kafka.memory.transactions import Transactions
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 

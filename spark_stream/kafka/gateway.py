@@ -19,9 +19,9 @@ from spark_stream.kafka.calls import KafkaCall
 from spark_stream.kafka.connection import KafkaConnection, KafkaRequest, answer, refuse
 from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import PLAIN, ClusterUser, ClusterUsers
-from spark_stream.kafka.members import Members
+from spark_stream.kafka.memory.members import Members
+from spark_stream.kafka.memory.transactions import Transactions
 from spark_stream.kafka.metadata import api_versions
-from spark_stream.kafka.open_transactions import Transactions
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of

@@ -9,7 +9,6 @@ from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.connection import SERVED, KafkaRequest
 from spark_stream.kafka.messages.schemas import load_schema
 from spark_stream.kafka.peers import Gateways
-from spark_stream.kafka.reading import check_columns
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
 
 _FIRST_WITH_NULL: Final = 1
@@ -32,7 +31,7 @@ def api_versions(request: KafkaRequest) -> Answer:
 
 
 def metadata(call: KafkaCall) -> Answer:
-    """Return the fields of the answer about topics. Topics with other columns are not listed."""
+    """Return the fields of the answer about topics."""
     log, asked = call.log, call.fields["topics"]
     if asked is None or (not asked and call.request.version < _FIRST_WITH_NULL):
         found = [_topic(call, name) for name in log.topics()]
@@ -57,7 +56,6 @@ def brokers(gateways: Gateways) -> list[Answer]:
 def _topic(call: KafkaCall, name: str) -> Answer:
     try:
         topic = call.log.describe(name)
-        check_columns(topic)
     except (IsologError, Refusal) as error:
         return {"name": name, "error_code": int(code_of(error))}
     leaders = [call.gateways.leader(name, each.partition).node_id for each in topic.partitions]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from spark_stream.client.log import Log
 from spark_stream.client.reading.columns import View
@@ -28,15 +28,14 @@ from spark_stream.errors import (
 )
 from spark_stream.kafka.records.batches import pack_marker
 from spark_stream.kafka.records.encoding import encode_batch
-from spark_stream.kafka.refusals import InvalidTopic, KafkaCode, code_of
+from spark_stream.kafka.refusals import KafkaCode, code_of
+from spark_stream.kafka.typed import as_records, read_columns
 from spark_stream.loggers import logger_of
-from spark_stream.schema.schemas import is_default
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import AskedTopic, PartitionOffset, TopicDescription
 
 logger = logger_of(__name__)
 
-COLUMNS: Final = ["key", "value", "headers", "timestamp"]
 ANSWER_BYTES_MAX: Final = 64 << 20
 """The most bytes of records in an answer, but for a single larger record."""
 
@@ -61,21 +60,13 @@ def isolation_of(level: int) -> Isolation:
     return Isolation.READ_COMMITTED if level == 1 else Isolation.READ_REPLICATED
 
 
-def check_columns(topic: TopicDescription) -> None:
-    """Raise InvalidTopic if the topic has other columns than Kafka's."""
-    if not is_default(topic.schema):
-        raise InvalidTopic(f"the topic {topic.name!r} has other columns than Kafka's")
-
-
 def topic_of(log: Log, name: str, partition: int) -> TopicDescription:
     """Return the topic of a partition, from the cache if it has the partition.
 
     Raises:
-        InvalidTopic: The topic has other columns.
         UnknownTopic, UnknownPartition: There is no such topic, or no such partition.
     """
     found = log._topics.known(name)
-    check_columns(found)
     if partition not in range(len(found.partitions)):
         found = log.describe(name)  # it may have grown
     if partition not in range(len(found.partitions)):
@@ -157,7 +148,7 @@ class PartitionReader:
                 return None
             fetched = taken[1]
             if fetched.batch.num_rows:
-                return fetched
+                return structs.replace(fetched, batch=as_records(fetched.batch))
             self.position = max(self.position, fetched.next)
 
     def stop(self) -> None:
@@ -254,7 +245,7 @@ class FetchSession:
             self._drop(place, isolation)
             reader = None
         if reader is None:
-            view = View.of(name, topic.schema, COLUMNS)
+            view = View.of(name, topic.schema, read_columns(topic.schema))
             source = Source(
                 self._log._topics.router,
                 view,

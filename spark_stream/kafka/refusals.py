@@ -18,6 +18,7 @@ from spark_stream.errors import (
     InvalidConfig,
     InvalidRecord,
     InvalidRequest,
+    InvalidTopic,
     InvalidTransaction,
     IsologError,
     LeaderUnavailable,
@@ -38,9 +39,6 @@ from spark_stream.errors import (
     UnknownTopic,
     UnknownTransaction,
 )
-from spark_stream.errors import (
-    InvalidTopic as UnusableTopic,
-)
 
 
 class KafkaCode(IntEnum):
@@ -55,10 +53,10 @@ class KafkaCode(IntEnum):
     NOT_LEADER_OR_FOLLOWER = 6
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
     INVALID_TOPIC_EXCEPTION = 17
     NOT_ENOUGH_REPLICAS = 19
     INVALID_REQUIRED_ACKS = 21
-    COORDINATOR_NOT_AVAILABLE = 15
     ILLEGAL_GENERATION = 22
     INCONSISTENT_GROUP_PROTOCOL = 23
     INVALID_GROUP_ID = 24
@@ -67,9 +65,9 @@ class KafkaCode(IntEnum):
     REBALANCE_IN_PROGRESS = 27
     TOPIC_AUTHORIZATION_FAILED = 29
     GROUP_AUTHORIZATION_FAILED = 30
-    UNSUPPORTED_VERSION = 35
     UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
     INVALID_REPLICATION_FACTOR = 38
@@ -77,14 +75,14 @@ class KafkaCode(IntEnum):
     INVALID_CONFIG = 40
     INVALID_REQUEST = 42
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
-    KAFKA_STORAGE_ERROR = 56
-    SASL_AUTHENTICATION_FAILED = 58
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
     INVALID_PRODUCER_ID_MAPPING = 49
     INVALID_TRANSACTION_TIMEOUT = 50
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    SASL_AUTHENTICATION_FAILED = 58
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
@@ -112,12 +110,6 @@ class LoginFailed(Refusal):
     """The error for a login that failed."""
 
     code = KafkaCode.SASL_AUTHENTICATION_FAILED
-
-
-class InvalidTopic(Refusal):
-    """The error for a topic that Kafka's clients cannot use."""
-
-    code = KafkaCode.INVALID_TOPIC_EXCEPTION
 
 
 class InvalidPartitions(Refusal):
@@ -184,7 +176,7 @@ _CODES: Final[dict[type[IsologError], KafkaCode]] = {
     InvalidRequest: KafkaCode.INVALID_REQUEST,
     InvalidConfig: KafkaCode.INVALID_CONFIG,
     InvalidAssignment: KafkaCode.INVALID_REPLICATION_FACTOR,  # of too many replicas
-    UnusableTopic: KafkaCode.INVALID_TOPIC_EXCEPTION,
+    InvalidTopic: KafkaCode.INVALID_TOPIC_EXCEPTION,
     TopicExists: KafkaCode.TOPIC_ALREADY_EXISTS,
     UnknownTopic: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
     UnknownPartition: KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,

@@ -31,7 +31,7 @@ from spark_stream.errors import (
 )
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.groups import committed, group_code, owners_of, positions_in
-from spark_stream.kafka.open_transactions import KafkaTransaction
+from spark_stream.kafka.memory.transactions import KafkaTransaction
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import Place, topic_of
 from spark_stream.kafka.records.batches import Batch

@@ -12,10 +12,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_stream.consistency.partition.producers import SEQUENCE_MAX, Stamp
-from spark_stream.errors import IsologError, ProducerFenced, RecordTooLarge, TransactionAborted
+from spark_stream.errors import (
+    IsologError,
+    ProducerFenced,
+    RecordTooLarge,
+    SchemaMismatch,
+    TransactionAborted,
+)
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.producers import LEVELS, Pending
 from spark_stream.kafka.reading import topic_of
@@ -29,7 +34,9 @@ from spark_stream.kafka.refusals import (
     code_of,
 )
 from spark_stream.kafka.transactions import stamp_in
+from spark_stream.kafka.typed import as_rows
 from spark_stream.loggers import logger_of
+from spark_stream.schema.values import record_sizes
 from spark_stream.wire.topic_messages import TopicDescription
 
 logger = logger_of(__name__)
@@ -84,7 +91,13 @@ def _append(call: KafkaCall, name: str, given: Mapping[str, Any]) -> list[Pendin
         raise UnsupportedBatch("only brokers write markers")
     found = []
     for batch in batches:
-        rows = decode_records(batch).rows
+        records = decode_records(batch).rows
+        try:
+            rows = as_rows(records, topic.schema)
+        except SchemaMismatch:  # the topic may have other columns by now
+            call.log._topics.drop(name)
+            topic = topic_of(call.log, name, partition)
+            rows = as_rows(records, topic.schema)
         check_sizes(rows, topic)
         stamp, transactional_id = _stamp(call, batch, (name, partition), rows.num_rows)
         append = call.user.producers.append
@@ -117,8 +130,7 @@ def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
     largest = int(topic.config["max.record.bytes"])
     if rows.nbytes <= largest:
         return
-    sizes = [pc.fill_null(pc.binary_length(rows.column(name)), 0) for name in ("key", "value")]
-    greatest = pc.max(pc.add(*sizes)).as_py()
+    greatest = int(record_sizes(rows).max())
     if greatest > largest:
         raise RecordTooLarge(
             f"a record has {greatest} bytes, and max.record.bytes of {topic.name!r} is {largest}"

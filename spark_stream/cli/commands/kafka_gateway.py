@@ -76,7 +76,7 @@ def kafka_gateway(
 
     Several gateways serve a cluster together if each has the others as --peers. With --sasl each
     client acts as the user that it logs in as. Otherwise clients act with the permissions of the
-    gateway. The gateway serves topics with Kafka's columns.
+    gateway. In a topic with other columns than Kafka's, a value is the row as JSON.
 
     \b
     isolog kafka-gateway --bootstrap localhost:9092

@@ -5,12 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from spark_stream.client.leaders import describe_partitions
-from spark_stream.client.log import Log
-from spark_stream.errors import IsologError
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.metadata import brokers
-from spark_stream.kafka.reading import check_columns
-from spark_stream.kafka.refusals import KafkaCode, Refusal
+from spark_stream.kafka.refusals import KafkaCode
 
 LOG_DIRECTORY: Final = "isolog"
 """The name of the directory with all partitions. Those of brokers are not sent to clients."""
@@ -45,7 +42,7 @@ def describe_log_dirs(call: KafkaCall) -> Answer:
         chosen: dict[str, Any] = dict.fromkeys(log.topics())
     else:
         chosen = {each["topic"]: each["partitions"] for each in asked}
-    names = [each for each in chosen if _has_kafkas_columns(log, each)]
+    names = list(chosen)
     seen = describe_partitions(log._connection, names)
     topics = []
     for name in names:
@@ -59,11 +56,3 @@ def describe_log_dirs(call: KafkaCall) -> Answer:
         if sizes:
             topics.append({"name": name, "partitions": sizes})
     return {"results": [{"log_dir": LOG_DIRECTORY, "topics": topics}]}
-
-
-def _has_kafkas_columns(log: Log, name: str) -> bool:
-    try:
-        check_columns(log._topics.known(name))
-    except (IsologError, Refusal):
-        return False
-    return True

@@ -11,12 +11,11 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final
 
-from spark_stream.client.log import Log
 from spark_stream.errors import InvalidConfig, InvalidRequest, IsologError
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.connection import FRAME_MAX
 from spark_stream.kafka.metadata import brokers
-from spark_stream.kafka.reading import ANSWER_BYTES_MAX, check_columns
+from spark_stream.kafka.reading import ANSWER_BYTES_MAX
 from spark_stream.kafka.refusals import Refusal, error_fields
 from spark_stream.schema.keys import PARTITION_BY
 from spark_stream.wire.topic_messages import TopicDescription
@@ -75,18 +74,6 @@ def answer_each(
     return answers
 
 
-def kafka_topic(log: Log, name: str) -> TopicDescription:
-    """Return the topic.
-
-    Raises:
-        UnknownTopic: There is no such topic.
-        InvalidTopic: It has other columns than Kafka's.
-    """
-    found = log.describe(name)
-    check_columns(found)
-    return found
-
-
 def parse_settings(given: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """Return settings under isolog's names. The names and values may be Kafka's.
 
@@ -134,7 +121,7 @@ def describe_configs(call: KafkaCall) -> Answer:
 def _described(call: KafkaCall, item: Answer) -> Answer:
     kind, name = item["resource_type"], item["resource_name"]
     if kind == _TOPIC:
-        known = shown_settings(kafka_topic(call.log, name))
+        known = shown_settings(call.log.describe(name))
     elif kind == _BROKER:
         known = _of_gateway(call, name)
     else:
@@ -199,7 +186,7 @@ def alter_configs(call: KafkaCall) -> Answer:
 def _altered_topic(call: KafkaCall, item: Answer) -> TopicDescription:
     if item["resource_type"] != _TOPIC:
         raise InvalidRequest("only the settings of topics can be changed")
-    return kafka_topic(call.log, item["resource_name"])
+    return call.log.describe(item["resource_name"])
 
 
 def _alter(

@@ -21,7 +21,6 @@ from spark_stream.errors import (
 )
 from spark_stream.kafka.administration.configurations import (
     answer_each,
-    kafka_topic,
     parse_settings,
     shown_settings,
 )
@@ -91,7 +90,7 @@ def delete_topics(call: KafkaCall) -> Answer:
     """Delete topics by their names. Return the fields of the answer."""
 
     def delete(item: Answer) -> Answer:
-        call.log.delete_topic(kafka_topic(call.log, item["name"]).name)
+        call.log.delete_topic(item["name"])
         return {}
 
     items = [{"name": each} for each in call.fields["topic_names"]]
@@ -102,7 +101,7 @@ def create_partitions(call: KafkaCall) -> Answer:
     """Add partitions to topics. Return the fields of the answer."""
 
     def add(item: Answer) -> Answer:
-        topic, count = kafka_topic(call.log, item["name"]), item["count"]
+        topic, count = call.log.describe(item["name"]), item["count"]
         _check_not_assigned(item)
         if count <= len(topic.partitions):
             raise InvalidPartitions(
@@ -134,7 +133,7 @@ def delete_records(call: KafkaCall) -> Answer:
 def _trim(log: Log, name: str, asked: Sequence[Answer]) -> list[Answer]:
     topic: TopicDescription | Exception
     try:
-        topic = kafka_topic(log, name)
+        topic = log.describe(name)
     except (IsologError, Refusal) as error:
         topic = error
     found = []

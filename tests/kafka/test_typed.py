@@ -1,0 +1,148 @@
+"""Typed topics for Kafka's clients: values are rows as JSON objects."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_stream.kafka.refusals import KafkaCode
+from spark_stream.kafka.typed import COLUMNS, as_records, as_rows
+from spark_stream.schema.schemas import DEFAULT_SCHEMA, TIMESTAMP
+from tests.kafka.clients import produced, producer_at, read_at, sent
+from tests.kafka.kafka_batches import by_kafka
+
+MOMENT = datetime(2026, 11, 29, 10, 0, 0, 123_456, UTC)
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("name", pa.string()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("ratio", pa.float64()),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("data", pa.binary()),
+        pa.field("is_new", pa.bool_()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("place", pa.struct([pa.field("x", pa.int32()), pa.field("y", pa.int32())])),
+        pa.field("counts", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+ROWS: list[dict[str, Any]] = [
+    {
+        "id": 1,
+        "name": 'a\nb "c" ✓',
+        "price": Decimal("12.34"),
+        "ratio": 0.1,
+        "at": MOMENT,
+        "data": b"\0\xff",
+        "is_new": True,
+        "tags": ["x", None, "y"],
+        "place": {"x": 1, "y": None},
+        "counts": [("k", 1)],
+    },
+    {"id": 2},
+    {"id": -(1 << 62), "name": "", "ratio": float("inf"), "tags": [], "counts": []},
+]
+
+
+def table() -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(ROWS, schema=SCHEMA)
+
+
+def records(values: list[bytes | None], headers: Any = None) -> pa.RecordBatch:
+    count = len(values)
+    arrays = [
+        pa.nulls(count, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.array([headers] * count, DEFAULT_SCHEMA.field("headers").type),
+        pa.array([MOMENT] * count, DEFAULT_SCHEMA.field("timestamp").type),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=COLUMNS)
+
+
+def test_rows_are_the_same_after_both_ways():
+    times = pa.array([MOMENT + timedelta(seconds=n) for n in range(3)], TIMESTAMP.type)
+    given = as_records(table().append_column(TIMESTAMP, times))
+    assert given.schema.names == COLUMNS
+    assert given.column("timestamp").to_pylist() == times.to_pylist()
+    assert [json.loads(each)["id"] for each in given.column("value").to_pylist()] == [
+        each["id"] for each in ROWS
+    ]
+    assert as_rows(given, SCHEMA).equals(table())
+
+
+def test_values_may_have_any_form_of_json():
+    found = as_rows(records([b'\n{ "id":\n1\r\n}\n', b'{"name": null, "id": 2}']), SCHEMA)
+    assert found.column("id").to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "needs a value"),
+        (b"", "needs a value"),
+        (b" \n ", "needs a value"),
+        (b"[1]", "record 2: not a JSON object"),
+        (b"null", "record 2: not a JSON object"),
+        (b"{", "record 2: not JSON"),
+        (b'{"id": 1}{"id": 2}', "record 2"),
+        (b"\xff", "record 2: not UTF-8"),
+        (b'{"id": "one"}', "record 2: column 'id'"),
+        (b'{"id": 1, "price": 1.234}', "record 2: column 'price'"),
+        (b'{"name": "x"}', "record 2: column 'id' is null"),
+        (b'{"id": 1, "other": 2}', "column 'other' is not one of the topic's columns"),
+        (b"[" * 100_000, "record 2: nested deeper"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_its_fault(value, text):
+    with pytest.raises(Exception, match=text) as refused:
+        as_rows(records([b'{"id": 1}', value]), SCHEMA)
+    assert type(refused.value).__name__ in ("InvalidRecords", "InvalidRecord", "SchemaMismatch")
+
+
+def test_headers_are_refused():
+    with pytest.raises(Exception, match="no headers"):
+        as_rows(records([b'{"id": 1}'], [{"key": "a", "value": b""}]), SCHEMA)
+
+
+@pytest.mark.slow
+def test_clients_write_and_read_a_typed_topic(log, topic, gateway):
+    log.create_topic(topic, partitions=2, schema=SCHEMA)
+    values = [b'{"id": %d, "name": "n%d"}' % (number, number) for number in range(500)]
+    rows = [{"value": each, "key": b"k", "partition": n % 2} for n, each in enumerate(values)]
+    sent(producer_at(gateway, **{"enable.idempotence": True}), topic, rows)
+    with log.producer() as producer:
+        producer.append(topic, table(), partition=1).result()
+    stored = log.read(topic)
+    assert sorted(stored["id"].to_pylist()) == sorted([*range(500), *(each["id"] for each in ROWS)])
+    found = read_at(gateway, topic, 2)
+    texts = [json.loads(each.value()) for messages in found.values() for each in messages]
+    assert len(texts) == 503
+    assert {each["id"]: each["name"] for each in texts}[7] == "n7"
+    assert all(each.key() is None for messages in found.values() for each in messages)
+    [row] = [each for each in texts if each["id"] == 1 and each["price"]]
+    assert row["tags"] == ["x", None, "y"]
+
+
+@pytest.mark.slow
+def test_a_batch_with_a_bad_value_is_refused_as_a_whole(log, topic, gateway):
+    log.create_topic(topic, schema=SCHEMA)
+    data = by_kafka([(None, b'{"id": 1}', [], 0), (None, b'{"id": "one"}', [], 0)])
+    found = produced(gateway, topic, data)
+    assert found["error_code"] == KafkaCode.INVALID_RECORD
+    assert len(log.read(topic)) == 0
+
+
+@pytest.mark.slow
+def test_a_column_that_was_added_is_known_after_a_refusal(log, topic, gateway):
+    log.create_topic(topic, schema=SCHEMA)
+    first = by_kafka([(None, b'{"id": 1}', [], 0)])
+    assert produced(gateway, topic, first)["error_code"] == 0
+    log.alter_topic(topic, schema=SCHEMA.append(pa.field("added", pa.int32())))
+    second = by_kafka([(None, b'{"id": 2, "added": 3}', [], 0)])
+    assert produced(gateway, topic, second)["error_code"] == 0
+    assert log.read(topic)["added"].to_pylist() == [None, 3]
