@@ -17,6 +17,7 @@ from tests.kafka_jars import jars_of, needs_kafka_jars
 pytestmark = [needs_kafka_jars, pytest.mark.full, pytest.mark.slow, pytest.mark.timeout(300)]
 
 TOOLS = "org.apache.kafka.tools"
+CONFIGS = "kafka.admin.ConfigCommand"
 WAIT_MS = "60000"
 
 
@@ -31,7 +32,7 @@ class Tools:
         classpath = os.pathsep.join(map(str, (*jars_of("tools"), *jars_of("broker"))))
         done = subprocess.run(
             [
-                *(java(), "-cp", classpath, f"{TOOLS}.{tool}"),
+                *(java(), "-cp", classpath, tool if tool == CONFIGS else f"{TOOLS}.{tool}"),
                 *("--bootstrap-server", self._address, *arguments),
             ],
             input=text,
@@ -111,6 +112,9 @@ def test_console_producer_and_consumer_of_a_group(log, topic, tools):
     described = tools.run("consumer.group.ConsumerGroupCommand", "--describe", "--group", topic)
     [row] = [line.split() for line in described if line.startswith(f"{topic} ")]
     assert row[:6] == [topic, topic, "0", "10", "10", "0"]
+    reset = ("--reset-offsets", "--to-offset", "8", "--execute", "--topic", topic)
+    tools.run("consumer.group.ConsumerGroupCommand", "--group", topic, *reset)
+    assert len(tools.consume(topic, 2, *group)) == 2
 
 
 def test_verifiable_consumer_reads_and_commits(log, topic, tools):
@@ -150,3 +154,37 @@ def test_offsets_of_partitions(log, topic, tools):
 
     assert offsets("earliest") == [f"{topic}:0:3", f"{topic}:1:0"]
     assert offsets("latest") == [f"{topic}:0:10", f"{topic}:1:0"]
+
+
+def test_administration(log, topic, tools, tmp_path):
+    """Topics and their settings, and the deletion of records."""
+    of_topic = ("--topic", topic)
+    create = ("--create", "--partitions", "2", "--config", "retention.ms=100000")
+    tools.run("TopicCommand", *create, *of_topic)
+    described = tools.run("TopicCommand", "--describe", *of_topic)
+    assert "PartitionCount: 2" in described[0]
+    assert described[0].endswith("Configs: retention.ms=100000")
+    assert len(described) == 3
+    tools.run("TopicCommand", "--alter", "--partitions", "3", *of_topic)
+    assert len(log.describe(topic).partitions) == 3
+    assert topic in tools.run("TopicCommand", "--list")
+
+    of_settings = ("--entity-type", "topics", "--entity-name", topic)
+    changed = "retention.ms=200000,segment.bytes=1000000"
+    tools.run(CONFIGS, "--alter", "--add-config", changed, *of_settings)
+    tools.run(CONFIGS, "--alter", "--delete-config", "retention.ms", *of_settings)
+    settings = log.describe(topic).config
+    assert (settings["retention.ms"], settings["segment.bytes"]) == ("-1", "1000000")
+    [line] = tools.run(CONFIGS, "--describe", *of_settings)[1:]
+    assert line.split()[0] == "segment.bytes=1000000"
+
+    with log.producer() as producer:
+        for number in range(5):
+            producer.send(topic, b"%d" % number, partition=0)
+    before = {"topic": topic, "partition": 0, "offset": 3}
+    file = tmp_path / "offsets.json"
+    file.write_text(json.dumps({"partitions": [before], "version": 1}))
+    tools.run("DeleteRecordsCommand", "--offset-json-file", str(file))
+    assert log.read(topic)["value"].to_pylist() == [b"3", b"4"]
+    tools.run("TopicCommand", "--delete", *of_topic)
+    assert topic not in log.topics()

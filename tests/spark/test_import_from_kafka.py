@@ -121,6 +121,7 @@ def test_records_are_copied_once_and_unchanged(
 
 def test_group_continues_at_the_positions_of_the_page(
     source: KafkaBroker,
+    kafka: str,
     shared_path: Path,
     log: isolog.Log,
     topic: str,
@@ -128,7 +129,10 @@ def test_group_continues_at_the_positions_of_the_page(
     monkeypatch: pytest.MonkeyPatch,
     spark: SparkSession,
 ) -> None:
-    """The page's commands run with other addresses and names."""
+    """The page's commands run with other addresses and names.
+
+    The group's members may be clients of isolog and, through a gateway, of Kafka.
+    """
     source.create_topic(topic, PARTITIONS)
     fill(source, topic, 200)
     members = {"bootstrap.servers": source.bootstrap, "group.id": topic}
@@ -156,11 +160,21 @@ def test_group_continues_at_the_positions_of_the_page(
         exec(compile(positions, "migrate-from-kafka.md", "exec"), names)
     finally:
         names["log"].close()
+    member = {"bootstrap.servers": kafka, "group.id": topic, "isolation.level": "read_committed"}
+    by_kafka = confluent_kafka.Consumer(
+        {**member, "enable.auto.commit": False, "auto.offset.reset": "error"}
+    )
+    by_kafka.subscribe([topic])
+    messages = [by_kafka.poll(60) for _ in range(80)]
+    rest = {(each.partition(), each.timestamp()[1]) for each in messages}
+    assert by_kafka.poll(1) is None
+    by_kafka.close()
+    assert len(rest) == 80
+    assert not rest & read
     with log.consumer(topic, group=topic, isolation="read_committed") as ours:
-        rest = [(each.partition, each.timestamp) for each in ours.records(timeout=5.0)]
-    left = {(number, round(moment.timestamp() * 1_000)) for number, moment in rest}
-    assert len(rest) == len(left) == 80
-    assert not left & read
+        records = list(ours.records(timeout=5.0))
+    assert len(records) == 80
+    assert {(each.partition, round(each.timestamp.timestamp() * 1_000)) for each in records} == rest
 
 
 def test_job_has_its_command_line() -> None:
