@@ -4,7 +4,7 @@
         examples/real_time.py --gateway localhost:9192 flights late --where "value LIKE '%late%'"
 
 Spark has this mode for sources and sinks in the JVM only. So the job uses Spark's Kafka connector
-and a gateway (`isolog kafka-gateway`). Both topics have Kafka's columns. Each partition of the
+and a gateway (`isolog kafka-gateway`). The second topic has Kafka's columns. Each partition of the
 first one occupies a core. The connector writes at least once: after a failure Spark repeats the
 records since the last checkpoint. The header `origin` has the place of each record, so readers can
 drop duplicates.
