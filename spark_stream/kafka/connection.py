@@ -84,9 +84,10 @@ class KafkaRequest(Struct, frozen=True):
 
 
 class KafkaConnection:
-    """The received bytes of a connection."""
+    """The received bytes of a connection. ``size_max``: the most bytes of a request."""
 
     def __init__(self) -> None:
+        self.size_max = FRAME_MAX
         self._data = bytearray()
 
     @property
@@ -105,7 +106,7 @@ class KafkaConnection:
         self._data += data
         while len(self._data) >= _SIZE.size:
             (size,) = _SIZE.unpack_from(self._data)
-            if not _HEADER.size <= size <= FRAME_MAX:
+            if not _HEADER.size <= size <= self.size_max:
                 raise MalformedRequest(f"a request has {size} bytes")
             end = _SIZE.size + size
             if len(self._data) < end:

@@ -16,15 +16,21 @@ from typing import Any, Final
 
 from spark_stream.errors import IsologError
 from spark_stream.kafka.calls import KafkaCall
-from spark_stream.kafka.connection import KafkaConnection, KafkaRequest, answer, refuse
+from spark_stream.kafka.connection import FRAME_MAX, KafkaConnection, KafkaRequest, answer, refuse
 from spark_stream.kafka.handlers import HANDLERS
-from spark_stream.kafka.logins import PLAIN, ClusterUser, ClusterUsers
+from spark_stream.kafka.logins import MECHANISMS, ClusterUser, ClusterUsers
 from spark_stream.kafka.memory.members import Members
 from spark_stream.kafka.memory.transactions import Transactions
 from spark_stream.kafka.metadata import api_versions
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
-from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
+from spark_stream.kafka.refusals import (
+    KafkaCode,
+    OutOfSequence,
+    Refusal,
+    code_of,
+    error_fields,
+)
 from spark_stream.loggers import logger_of
 from spark_stream.transport.tls import RotatingContext, TlsFiles, server_context
 
@@ -40,9 +46,17 @@ LARGE: Final = 1 << 20
 SILENCE_S: Final = 30.0
 """The longest pause within a large request."""
 
+IDLE_S: Final = 600.0
+"""The longest time without a request. Kafka's default of ``connections.max.idle.ms``."""
+
+LOGIN_S: Final = 10.0
+"""The time in which a client has to log in, from its connection on."""
+
+LOGIN_BYTES_MAX: Final = 512 << 10
+"""The most bytes of a request before the login. Kafka's ``sasl.server.max.receive.size``."""
+
 _RECEIVE_BYTES: Final = 256 << 10
 _END_S: Final = 5.0
-_HANDSHAKE_S: Final = 10.0
 _PAUSE_AFTER_FAILURE_S: Final = 0.5
 
 
@@ -78,10 +92,15 @@ class FrameBudget:
 
 
 class KafkaClient:
-    """One client: its user, once it has logged in, and its readers."""
+    """One client: its user, once it has logged in, and its readers.
+
+    ``mechanism``: that of its present login. ``is_refused``: its connection ends after the answer.
+    """
 
     def __init__(self, users: ClusterUsers) -> None:
         self._users = users
+        self.mechanism: str | None = None
+        self.is_refused = False
         self.user: ClusterUser | None = None
         self.reads: FetchSession | None = None
 
@@ -174,24 +193,33 @@ class KafkaGateway:
     def _serve(self, sock: socket.socket) -> None:
         client = KafkaClient(self._users)
         held = 0
+        login_by = time.monotonic() + LOGIN_S
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is not None:
                 self._tls.refresh()
-                sock.settimeout(_HANDSHAKE_S)
+                sock.settimeout(LOGIN_S)
                 sock = self._tls.current().wrap_socket(sock, server_side=True)
                 with self._lock:
                     self._connections[threading.current_thread()] = sock
-                sock.settimeout(None)
             if not self._users.needs_login:
                 client.act_as(self._users.nobody())
             connection = KafkaConnection()
-            while data := sock.recv(_RECEIVE_BYTES):
+            if client.user is None:
+                connection.size_max = LOGIN_BYTES_MAX
+            while True:
+                sock.settimeout(_patience_s(client, login_by, is_within=held > 0))
+                data = sock.recv(_RECEIVE_BYTES)
+                if not data:
+                    return
                 for request in connection.receive(data):
                     for part in self._answer(request, client):
                         sock.sendall(part)
+                    if client.is_refused:
+                        return
+                    if client.user is not None:
+                        connection.size_max = FRAME_MAX
                 held = self._held(held, connection.incomplete)
-                sock.settimeout(SILENCE_S if held else None)
         except Refusal as error:
             logger.warning("a Kafka client was disconnected: %s", error)
         except OSError as error:
@@ -222,10 +250,11 @@ class KafkaGateway:
         if request.unsupported is not None:
             return refuse(request, request.unsupported)
         if request.api == "SaslHandshake":
-            return answer(request, self._handshake(request))
+            return answer(request, self._handshake(request, client))
         if request.api == "SaslAuthenticate":
             return answer(request, self._log_in(request, client))
         if client.user is None or client.reads is None:
+            client.is_refused = True
             return refuse(request, KafkaCode.ILLEGAL_SASL_STATE)
         call = KafkaCall(
             client.user,
@@ -242,21 +271,39 @@ class KafkaGateway:
             return refuse(request, code_of(error))
         return [] if found is None else answer(request, found)
 
-    def _handshake(self, request: KafkaRequest) -> dict[str, Any]:
+    def _handshake(self, request: KafkaRequest, client: KafkaClient) -> dict[str, Any]:
         if not self._users.needs_login:
             return {"error_code": int(KafkaCode.ILLEGAL_SASL_STATE)}
-        is_known = request.fields["mechanism"] == PLAIN
-        code = KafkaCode.NONE if is_known else KafkaCode.UNSUPPORTED_SASL_MECHANISM
-        return {"error_code": int(code), "mechanisms": [PLAIN]}
+        name = request.fields["mechanism"]
+        client.mechanism = name if name in MECHANISMS else None
+        code = KafkaCode.NONE if client.mechanism else KafkaCode.UNSUPPORTED_SASL_MECHANISM
+        return {"error_code": int(code), "mechanisms": list(MECHANISMS)}
 
     def _log_in(self, request: KafkaRequest, client: KafkaClient) -> dict[str, Any]:
-        if not self._users.needs_login:
-            return {"error_code": int(KafkaCode.ILLEGAL_SASL_STATE)}
+        mechanism, client.mechanism = client.mechanism, None
         try:
-            client.act_as(self._users.log_in(request.fields["auth_bytes"]))
+            if mechanism is None:
+                raise OutOfSequence("a login begins with SaslHandshake, at a gateway with --sasl")
+            client.act_as(self._users.log_in(mechanism, request.fields["auth_bytes"]))
         except (IsologError, Refusal) as error:
+            client.is_refused = True
             logger.info("the login of a Kafka client failed: %s", error)
             time.sleep(_PAUSE_AFTER_FAILURE_S)  # slows down guessing
-            message = error.message if isinstance(error, IsologError) else str(error)
-            return {"error_code": int(code_of(error)), "error_message": message}
+            return error_fields(error)
         return {}
+
+
+def _patience_s(client: KafkaClient, login_by: float, *, is_within: bool) -> float:
+    """Return the longest wait for the next bytes of a client.
+
+    ``is_within``: a part of a large request has arrived.
+
+    Raises:
+        TimeoutError: The client has not logged in in time.
+    """
+    if client.user is not None:
+        return SILENCE_S if is_within else IDLE_S
+    left_s = login_by - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError(f"it has not logged in within {LOGIN_S:g} s")
+    return left_s

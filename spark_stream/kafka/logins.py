@@ -1,4 +1,4 @@
-"""The logins of Kafka clients (SASL/PLAIN), and their connections to the brokers.
+"""The logins of Kafka clients by SASL, and their connections to the brokers.
 
 A client that has logged in acts as a user of the cluster: the brokers check its permissions, count
 its quotas and record it in their audit. Connections of one user share a connection to the brokers.
@@ -7,7 +7,7 @@ its quotas and record it in their audit. Connections of one user share a connect
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,24 +16,22 @@ from msgspec import Struct, structs
 from spark_stream.client.connecting.access import Access
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.log import Log, open_log
-from spark_stream.errors import IsologError, Unauthenticated
+from spark_stream.errors import InvalidRequest, IsologError, Unauthenticated
 from spark_stream.kafka.producers import Producers
 from spark_stream.kafka.refusals import LoginFailed
 from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import new_lock
+from spark_stream.wire.access_messages import Authenticate
 
 logger = logger_of(__name__)
 
-PLAIN: Final = "PLAIN"
-"""The mechanism of logins. Brokers store no secrets that SCRAM could use (decision 233)."""
-
-_NOBODY: Final = ("", b"")
+_NOBODY: Final = b""
 
 
 class ClusterUser(Struct, eq=False):
     """A user's connection to the brokers. ``clients``: the number of connections that share it."""
 
-    key: tuple[str, bytes]
+    key: bytes
     log: Log
     producers: Producers
     clients: int = 0
@@ -48,18 +46,16 @@ class ClusterUsers:
     """The connections to the brokers, one for each user. Thread-safe.
 
     Args:
-        connect: A function that returns a new connection with a user's name and password, or with
-            the gateway's own credential (None). It raises the error of a failed login.
+        connect: A function that returns a new connection with a user's credential, or with that
+            of the gateway (None). It raises the error of a failed login.
         needs_login: Whether clients have to log in.
     """
 
-    def __init__(
-        self, connect: Callable[[tuple[str, str] | None], Log], *, needs_login: bool
-    ) -> None:
+    def __init__(self, connect: Callable[[Authenticate | None], Log], *, needs_login: bool) -> None:
         self._connect = connect
         self.needs_login = needs_login
         self._lock = new_lock(is_brief=False)
-        self._open: dict[tuple[str, bytes], ClusterUser] = {}
+        self._open: dict[bytes, ClusterUser] = {}
 
     def nobody(self) -> ClusterUser:
         """Return the connection with the gateway's own credential."""
@@ -71,20 +67,20 @@ class ClusterUsers:
             known.clients += 1
             return known
 
-    def log_in(self, token: bytes) -> ClusterUser:
-        """Return the connection of the user in a token of SASL/PLAIN.
+    def log_in(self, mechanism: str, message: bytes) -> ClusterUser:
+        """Return the connection of the user in a message of a mechanism of SASL.
 
-        The brokers check the password each time, because it may have changed.
+        The brokers check the credential each time, because it may have changed.
 
         Raises:
-            LoginFailed: The token is malformed, or the brokers refuse the password.
+            LoginFailed: The message is malformed, or the brokers refuse the credential.
         """
-        user, password = _credential(token)
+        credential = MECHANISMS[mechanism](message)
         try:
-            log = self._connect((user, password))
-        except Unauthenticated:
-            raise LoginFailed("the cluster refuses this user or this password") from None
-        key = user, hashlib.sha256(password.encode()).digest()
+            log = self._connect(credential)
+        except (Unauthenticated, InvalidRequest) as error:
+            raise LoginFailed(f"the cluster refuses this login: {error.message}") from None
+        key = hashlib.sha256(credential.to_bytes()).digest()
         with self._lock:
             known = self._open.get(key)
             if known is None:
@@ -114,14 +110,15 @@ class ClusterUsers:
 
 def connector(
     bootstrap: str | None, path: Path | None, access: Access
-) -> Callable[[tuple[str, str] | None], Log]:
+) -> Callable[[Authenticate | None], Log]:
     """Return the function that :class:`ClusterUsers` connects with."""
 
-    def connect(credential: tuple[str, str] | None) -> Log:
+    def connect(credential: Authenticate | None) -> Log:
         chosen = access
         if credential is not None:
-            user, password = credential
-            chosen = structs.replace(access.without_credential(), user=user, password=password)
+            chosen = structs.replace(
+                access.without_credential(), user=credential.user, password=credential.password
+            )
         return open_log(ClusterConnection(bootstrap, path, create=False, access=chosen))
 
     return connect
@@ -135,15 +132,22 @@ def _close(user: ClusterUser) -> None:
         logger.debug("a connection of the gateway was closed with an error: %s", error)
 
 
-def _credential(token: bytes) -> tuple[str, str]:
-    """Return the user and the password of a token: an identity, the user, the password.
+def _plain(message: bytes) -> Authenticate:
+    """Return the credential in a message of PLAIN: an identity, the user, the password.
 
     Source: RFC 4616.
     """
     try:
-        identity, user, password = token.decode().split("\0")
+        identity, user, password = message.decode().split("\0")
     except ValueError:
-        raise LoginFailed("the token of SASL/PLAIN is malformed") from None
+        raise LoginFailed("the message of SASL/PLAIN is malformed") from None
     if not user or not password or identity not in ("", user):
-        raise LoginFailed("the token of SASL/PLAIN has no user, no password, or another identity")
-    return user, password
+        raise LoginFailed("the message of SASL/PLAIN has no user, no password, or another identity")
+    return Authenticate(user=user, password=password)
+
+
+MECHANISMS: Final[Mapping[str, Callable[[bytes], Authenticate]]] = {"PLAIN": _plain}
+"""The mechanisms, and the credential in the message of each.
+
+Brokers store no secrets that SCRAM could use (decision 233).
+"""

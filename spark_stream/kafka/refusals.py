@@ -112,6 +112,12 @@ class LoginFailed(Refusal):
     code = KafkaCode.SASL_AUTHENTICATION_FAILED
 
 
+class OutOfSequence(Refusal):
+    """The error for a login at a moment when none is expected."""
+
+    code = KafkaCode.ILLEGAL_SASL_STATE
+
+
 class InvalidPartitions(Refusal):
     """The error for a number of partitions that a topic cannot have."""
 

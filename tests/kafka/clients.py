@@ -95,16 +95,21 @@ def connected(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)))
 
 
-def asked(address: str, api: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
+def asked_at(sock: socket.socket, api: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
     """Send a request, and return the fields of its answer."""
-    with connected(address) as sock:
-        sock.sendall(framed(api, version, fields))
-        data = b""
-        while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
-            part = sock.recv(1 << 20)
-            assert part, "the connection was closed"
-            data += part
+    sock.sendall(framed(api, version, fields))
+    data = b""
+    while len(data) < 4 or len(data) < 4 + struct.unpack_from(">i", data)[0]:
+        part = sock.recv(1 << 20)
+        assert part, "the connection was closed"
+        data += part
     return answered(api, version, data)[1]
+
+
+def asked(address: str, api: str, version: int, fields: dict[str, Any]) -> dict[str, Any]:
+    """Send a request on a new connection, and return the fields of its answer."""
+    with connected(address) as sock:
+        return asked_at(sock, api, version, fields)
 
 
 def produced(address: str, topic: str, records: bytes, **fields: Any) -> dict[str, Any]:

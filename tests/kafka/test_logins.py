@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +12,28 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from spark_stream.kafka.gateway import tls_context
+import spark_stream.kafka.gateway as gateway_module
+from spark_stream.kafka.gateway import LOGIN_BYTES_MAX, tls_context
+from spark_stream.kafka.logins import MECHANISMS
 from spark_stream.kafka.refusals import KafkaCode
 from tests.certificates import HERE, Files
-from tests.kafka.clients import WAIT_S, asked, producer_at, read_at, sent, started
+from tests.kafka.clients import (
+    WAIT_S,
+    asked_at,
+    connected,
+    producer_at,
+    read_at,
+    sent,
+    started,
+)
+from tests.kafka.test_connection import framed
 from tests.secure_brokers import PASSWORD, admin, as_, asking
 
 pytestmark = pytest.mark.slow
 __all__ = ["admin", "asking"]
 
 LOGIN = {"sasl.mechanism": "PLAIN", "sasl.username": "ann", "sasl.password": PASSWORD}
+ANN = b"\0ann\0" + PASSWORD.encode()
 
 
 @pytest.fixture
@@ -40,6 +55,23 @@ def allowed(asking, admin, topic) -> str:
 
 def settings(protocol: str = "SASL_PLAINTEXT", **more: str) -> dict[str, Any]:
     return {"security.protocol": protocol, **LOGIN, **more}
+
+
+def logged_in(sock: socket.socket, message: bytes, mechanism: str = "PLAIN") -> dict[str, Any]:
+    """Log in on a connection. Return the answer to the message."""
+    found = asked_at(sock, "SaslHandshake", 1, {"mechanism": mechanism})
+    assert found["error_code"] == 0
+    return asked_at(sock, "SaslAuthenticate", 1, {"auth_bytes": message})
+
+
+def failure_of(address: str, given: dict[str, Any]) -> str:
+    """Return the first error that a client of librdkafka reports."""
+    errors: list[confluent_kafka.KafkaError] = []
+    producer = producer_at(address, error_cb=errors.append, **given)
+    ends = time.monotonic() + WAIT_S
+    while not errors and time.monotonic() < ends:
+        producer.poll(0.1)
+    return str(errors[0].str())
 
 
 def test_a_client_acts_as_its_user(asking, admin, allowed, gateway):
@@ -72,41 +104,113 @@ def test_connections_of_a_user_share_one_to_the_brokers(allowed, gateway):
 
 
 @pytest.mark.parametrize(
-    ("token", "text"),
+    ("message", "text"),
     [
-        (b"\0ann\0wrong", "refuses this user"),
-        (b"\0nobody\0" + PASSWORD.encode(), "refuses this user"),
+        (b"\0ann\0wrong", "user or the password is wrong"),
+        (b"\0nobody\0" + PASSWORD.encode(), "user or the password is wrong"),
         (b"bob\0ann\0" + PASSWORD.encode(), "another identity"),
         (b"\0ann\0", "no password"),
         (b"ann", "malformed"),
         (b"\0\xff\0x", "malformed"),
+        (b"\0ann\0" + b"x" * 5_000, "refuses this login"),
+        (b"\0" + b"x" * 100_000, "malformed"),
     ],
 )
-def test_a_failed_login_names_its_reason(allowed, gateway, token, text):
-    found = asked(gateway, "SaslAuthenticate", 1, {"auth_bytes": token})
-    assert found["error_code"] == KafkaCode.SASL_AUTHENTICATION_FAILED
-    assert text in found["error_message"]
+def test_a_failed_login_names_its_reason_and_ends_the_connection(allowed, gateway, message, text):
+    with connected(gateway) as sock:
+        found = logged_in(sock, message)
+        assert found["error_code"] == KafkaCode.SASL_AUTHENTICATION_FAILED
+        assert text in found["error_message"]
+        assert "x" * 100 not in found["error_message"]
+        assert sock.recv(1) == b""
 
 
 def test_a_client_without_a_login_gets_no_answer(allowed, gateway):
-    for api, fields in [
-        ("InitProducerId", {"transactional_id": None}),
-        ("Fetch", {"max_wait_ms": 0, "topics": []}),
+    for api, version, fields in [
+        ("InitProducerId", 1, {"transactional_id": None}),
+        ("Fetch", 7, {"max_wait_ms": 0, "topics": []}),
+        ("Metadata", 5, {"topics": None}),
+        ("SaslAuthenticate", 1, {"auth_bytes": ANN}),
     ]:
-        found = asked(gateway, api, {"InitProducerId": 1, "Fetch": 7}[api], fields)
+        with connected(gateway) as sock:
+            found = asked_at(sock, api, version, fields)
+            code = KafkaCode.ILLEGAL_SASL_STATE
+            assert found["topics"] == [] if api == "Metadata" else found["error_code"] == code
+            assert sock.recv(1) == b""
+
+
+def test_another_mechanism_is_refused_with_the_names_of_the_others(allowed, gateway):
+    with connected(gateway) as sock:
+        for name in ("SCRAM-SHA-256", "", "plain"):
+            other = asked_at(sock, "SaslHandshake", 1, {"mechanism": name})
+            assert other["error_code"] == KafkaCode.UNSUPPORTED_SASL_MECHANISM
+            assert other["mechanisms"] == [*MECHANISMS]
+        assert logged_in(sock, ANN)["error_code"] == 0
+
+
+def test_a_client_reports_a_mechanism_that_is_not_served(allowed, gateway):
+    given = settings(**{"sasl.mechanism": "SCRAM-SHA-512"})
+    assert "supported mechanisms" in failure_of(gateway, given)
+
+
+def test_a_client_that_was_configured_without_a_login_reports_it(allowed, gateway):
+    assert "brokers are down" in failure_of(gateway, {})
+
+
+def test_a_second_login_needs_a_second_handshake(allowed, gateway):
+    with connected(gateway) as sock:
+        assert logged_in(sock, ANN)["error_code"] == 0
+        assert logged_in(sock, ANN)["error_code"] == 0
+        found = asked_at(sock, "SaslAuthenticate", 1, {"auth_bytes": ANN})
         assert found["error_code"] == KafkaCode.ILLEGAL_SASL_STATE
-    assert asked(gateway, "Metadata", 5, {"topics": None})["topics"] == []
-    other = asked(gateway, "SaslHandshake", 1, {"mechanism": "SCRAM-SHA-256"})
-    assert other["error_code"] == KafkaCode.UNSUPPORTED_SASL_MECHANISM
-    assert other["mechanisms"] == ["PLAIN"]
+        assert sock.recv(1) == b""
+
+
+def test_requests_before_a_login_are_small(allowed, gateway):
+    with connected(gateway) as sock:
+        sock.sendall(struct.pack(">i", LOGIN_BYTES_MAX + 1))
+        assert sock.recv(1) == b""
+    with connected(gateway) as sock:
+        assert logged_in(sock, ANN)["error_code"] == 0
+        fields = {"topic_data": [], "transactional_id": None, "acks": -1, "timeout_ms": 1_000}
+        large = [{"index": number, "records": b"x" * LOGIN_BYTES_MAX} for number in range(3)]
+        fields["topic_data"] = [{"name": "no-topic", "partition_data": large}]
+        [topic] = asked_at(sock, "Produce", 7, fields)["responses"]
+        codes = {each["error_code"] for each in topic["partition_responses"]}
+        assert codes == {KafkaCode.UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_a_client_that_does_not_log_in_is_disconnected(allowed, gateway, monkeypatch):
+    """Also one that sends other bytes all the time. The limit is short for the test."""
+    monkeypatch.setattr(gateway_module, "LOGIN_S", 1.0)
+    with connected(gateway) as known, connected(gateway) as silent, connected(gateway) as slow:
+        assert logged_in(known, ANN)["error_code"] == 0
+        silent.settimeout(WAIT_S)
+        assert silent.recv(1) == b""
+        with pytest.raises(OSError, match=r"reset|pipe|abort"):
+            send_for(slow, WAIT_S)
+        assert asked_at(known, "Metadata", 5, {"topics": []})["brokers"]
+
+
+def send_for(sock: socket.socket, seconds: float) -> None:
+    """Send requests that need no login."""
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        sock.sendall(framed("ApiVersions", 0, {}))
+
+
+def test_an_idle_client_is_disconnected(asking, monkeypatch):
+    monkeypatch.setattr(gateway_module, "IDLE_S", 0.1)
+    with started(asking.address) as address, connected(address) as sock:
+        sock.settimeout(WAIT_S)
+        assert sock.recv(1) == b""
 
 
 def test_a_password_that_was_changed_is_refused_for_new_connections(admin, allowed, gateway):
-    token = {"auth_bytes": b"\0ann\0" + PASSWORD.encode()}
-    assert asked(gateway, "SaslAuthenticate", 1, token)["error_code"] == 0
-    admin.change_password("ann", "another " + PASSWORD)
-    found = asked(gateway, "SaslAuthenticate", 1, token)
-    assert found["error_code"] == KafkaCode.SASL_AUTHENTICATION_FAILED
+    with connected(gateway) as sock, connected(gateway) as later:
+        assert logged_in(sock, ANN)["error_code"] == 0
+        admin.change_password("ann", "another " + PASSWORD)
+        assert logged_in(later, ANN)["error_code"] == KafkaCode.SASL_AUTHENTICATION_FAILED
 
 
 def test_clients_connect_by_tls(asking, allowed, tmp_path):
