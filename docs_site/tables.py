@@ -24,6 +24,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "errors": others.rendered_errors,
     "series": series.rendered,
     "series of workers": series.rendered_for_workers,
+    "series of gateways": series.rendered_for_gateways,
     "metrics of queries": others.rendered_metrics,
 }
 """The name of a table, in the marks around it → its renderer."""

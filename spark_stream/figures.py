@@ -48,6 +48,7 @@ class Subject(Enum):
     CONSUMERS = "Consumers, queries and sinks"
     LAKES = "Lakes"
     LAKE_WORKER = "The worker of a lake"
+    KAFKA_GATEWAY = "A Kafka gateway"
 
 
 Labels: TypeAlias = tuple[str, ...]

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from spark_stream.client.log import Log
 from spark_stream.kafka.connection import KafkaRequest
+from spark_stream.kafka.counts import GatewayCounts
 from spark_stream.kafka.logins import ClusterUser
 from spark_stream.kafka.memory.members import Members
 from spark_stream.kafka.memory.transactions import Transactions
@@ -27,6 +28,7 @@ class KafkaCall(Struct, frozen=True):
     gateways: Gateways
     members: Members
     transactions: Transactions
+    counts: GatewayCounts
     request: KafkaRequest
 
     @property

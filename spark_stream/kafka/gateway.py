@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from spark_stream.errors import IsologError
-from spark_stream.kafka.calls import KafkaCall
+from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.connection import FRAME_MAX, KafkaConnection, KafkaRequest, answer, refuse
+from spark_stream.kafka.counts import GatewayCounts
 from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import MECHANISMS, ClusterUser, ClusterUsers
 from spark_stream.kafka.memory.members import Members
@@ -97,8 +98,9 @@ class KafkaClient:
     ``mechanism``: that of its present login. ``is_refused``: its connection ends after the answer.
     """
 
-    def __init__(self, users: ClusterUsers) -> None:
+    def __init__(self, users: ClusterUsers, counts: GatewayCounts) -> None:
         self._users = users
+        self._counts = counts
         self.mechanism: str | None = None
         self.is_refused = False
         self.user: ClusterUser | None = None
@@ -107,7 +109,7 @@ class KafkaClient:
     def act_as(self, user: ClusterUser) -> None:
         """Act as a user of the cluster. The readers of the user before it end."""
         self.close()
-        self.user, self.reads = user, FetchSession(user.log)
+        self.user, self.reads = user, FetchSession(user.log, self._counts.fetched)
 
     def close(self) -> None:
         """Stop all readers, and leave the connection to the brokers."""
@@ -119,7 +121,7 @@ class KafkaClient:
 
 
 class KafkaGateway:
-    """A gateway. It serves until :meth:`close`.
+    """A gateway. It serves until :meth:`close`. ``counts``: the counts since its start.
 
     Args:
         users: The connections to the brokers.
@@ -135,6 +137,7 @@ class KafkaGateway:
         gateways: Gateways,
         tls: RotatingContext | None = None,
     ) -> None:
+        self.counts = GatewayCounts()
         self._users = users
         self._tls = tls
         self._budget = FrameBudget(FRAMES_MAX)
@@ -184,6 +187,8 @@ class KafkaGateway:
                 is_full = len(self._connections) >= CONNECTIONS_MAX
                 if not is_full:
                     self._connections[thread] = sock
+                    self.counts.accepted += 1
+                    self.counts.connections = len(self._connections)
             if is_full:
                 logger.warning("a Kafka client was refused: %d are connected", CONNECTIONS_MAX)
                 sock.close()
@@ -191,7 +196,7 @@ class KafkaGateway:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
-        client = KafkaClient(self._users)
+        client = KafkaClient(self._users, self.counts)
         held = 0
         login_by = time.monotonic() + LOGIN_S
         try:
@@ -212,8 +217,12 @@ class KafkaGateway:
                 data = sock.recv(_RECEIVE_BYTES)
                 if not data:
                     return
+                self.counts.received.add(0, 0, len(data))
                 for request in connection.receive(data):
-                    for part in self._answer(request, client):
+                    with self.counts.of(request.api).seconds.time():
+                        parts = self._answer(request, client)
+                    for part in parts:
+                        self.counts.sent.add(0, 0, len(part))
                         sock.sendall(part)
                     if client.is_refused:
                         return
@@ -231,6 +240,7 @@ class KafkaGateway:
             client.close()
             with self._lock:
                 self._connections.pop(threading.current_thread(), None)
+                self.counts.connections = len(self._connections)
             sock.close()
 
     def _held(self, held: int, incomplete: int) -> int:
@@ -246,30 +256,39 @@ class KafkaGateway:
 
     def _answer(self, request: KafkaRequest, client: KafkaClient) -> list[bytes]:
         if request.api == "ApiVersions":
-            return answer(request, api_versions(request))
+            return self._answered(request, api_versions(request))
         if request.unsupported is not None:
-            return refuse(request, request.unsupported)
+            return self._refused(request, request.unsupported)
         if request.api == "SaslHandshake":
-            return answer(request, self._handshake(request, client))
+            return self._answered(request, self._handshake(request, client))
         if request.api == "SaslAuthenticate":
-            return answer(request, self._log_in(request, client))
+            return self._answered(request, self._log_in(request, client))
         if client.user is None or client.reads is None:
             client.is_refused = True
-            return refuse(request, KafkaCode.ILLEGAL_SASL_STATE)
+            return self._refused(request, KafkaCode.ILLEGAL_SASL_STATE)
         call = KafkaCall(
             client.user,
             client.reads,
             self._gateways,
             self._members,
             self._transactions,
+            self.counts,
             request,
         )
         try:
             found = HANDLERS[request.api](call)
         except (IsologError, Refusal) as error:
             logger.debug("a %s request of a Kafka client failed: %s", request.api, error)
-            return refuse(request, code_of(error))
-        return [] if found is None else answer(request, found)
+            return self._refused(request, code_of(error))
+        return [] if found is None else self._answered(request, found)
+
+    def _answered(self, request: KafkaRequest, fields: Answer) -> list[bytes]:
+        self.counts.of(request.api).note_errors(fields)
+        return answer(request, fields)
+
+    def _refused(self, request: KafkaRequest, code: KafkaCode) -> list[bytes]:
+        self.counts.of(request.api).errors.add(code.name)
+        return refuse(request, code)
 
     def _handshake(self, request: KafkaRequest, client: KafkaClient) -> dict[str, Any]:
         if not self._users.needs_login:

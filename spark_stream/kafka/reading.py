@@ -20,6 +20,7 @@ from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import Fetcher, WantedRange
 from spark_stream.consistency.isolation import Isolation
+from spark_stream.counting import Tally
 from spark_stream.errors import (
     IsologError,
     LeaderUnavailable,
@@ -86,12 +87,15 @@ class Bounds(Struct, frozen=True):
 class PartitionReader:
     """A reader of one partition, and the records that were fetched and not yet sent."""
 
-    def __init__(self, source: Source, position: int, arrived: threading.Event) -> None:
+    def __init__(
+        self, source: Source, position: int, arrived: threading.Event, sent: Tally
+    ) -> None:
         self.source = source
         self.position = position
         self.used = time.monotonic()
         self.bounds: Bounds | None = None
         self._arrived = arrived
+        self._sent = sent
         self._waiting: deque[Fetched] = deque()
         self._fetcher = self._started()
 
@@ -129,7 +133,9 @@ class PartitionReader:
             offsets = fetched.offsets()
             is_whole = rows == fetched.batch.num_rows
             following = fetched.next if is_whole else int(offsets[rows])
-            found += encode_batch(fetched.batch.slice(0, rows), offsets[:rows], following)
+            data = encode_batch(fetched.batch.slice(0, rows), offsets[:rows], following)
+            found += data
+            self._sent.add(1, rows, len(data))
             self.position = following
             if not is_whole:
                 self._waiting.appendleft(_rest(fetched, rows))
@@ -170,10 +176,11 @@ def _rest(fetched: Fetched, rows: int) -> Fetched:
 
 
 class FetchSession:
-    """The readers of one connection."""
+    """The readers of one connection. They count the batches that they send."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, sent: Tally) -> None:
         self._log = log
+        self._sent = sent
         self._readers: dict[tuple[Place, Isolation], PartitionReader] = {}
         self._arrived = threading.Event()
 
@@ -254,7 +261,7 @@ class FetchSession:
                 isolation,
                 tables=self._log._tables,
             )
-            reader = PartitionReader(source, position, self._arrived)
+            reader = PartitionReader(source, position, self._arrived, self._sent)
             self._readers[place, isolation] = reader
         reader.move_to(position)
         return reader

@@ -101,6 +101,7 @@ def _append(call: KafkaCall, name: str, given: Mapping[str, Any]) -> list[Pendin
         check_sizes(rows, topic)
         stamp, transactional_id = _stamp(call, batch, (name, partition), rows.num_rows)
         append = call.user.producers.append
+        call.counts.appended.add(1, rows.num_rows, rows.nbytes)
         found.append(append(topic, partition, rows, level, stamp, transactional_id))
     return found
 

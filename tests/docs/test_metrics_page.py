@@ -9,6 +9,7 @@ import yaml
 
 from spark_stream.broker.metrics.series import TABLE
 from spark_stream.figures import SeriesKind
+from spark_stream.kafka.counts import GatewayFigures
 from spark_stream.lake_worker.counts import WorkerFigures
 from tests.conftest import ROOT
 
@@ -19,7 +20,7 @@ DOCS = ROOT / "docs"
 def test_pages_for_operators_name_only_exported_metrics(page: str) -> None:
     text = (DOCS / page).read_text()
     assert set(re.findall(r"`(isolog_\w+)", text)) <= {
-        each.name for each in (*TABLE, *WorkerFigures.series())
+        each.name for each in (*TABLE, *WorkerFigures.series(), *GatewayFigures.series())
     }
 
 
