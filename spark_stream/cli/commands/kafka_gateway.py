@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, LogPath, access, where
-from spark_stream.errors import InvalidOption
+from spark_stream.cli.options import Bootstrap, LogPath, access, connection, note, where
+from spark_stream.errors import InvalidOption, Unauthenticated
 from spark_stream.wire.addresses import is_wildcard, joined
 
 if TYPE_CHECKING:
@@ -71,6 +72,21 @@ def kafka_gateway(
             show_default=False,
         ),
     ] = None,
+    metrics_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of metrics and health, without authentication. Default: no service.",
+            show_default=False,
+        ),
+    ] = None,
+    until_eof: Annotated[
+        bool,
+        typer.Option(
+            "--until-eof",
+            help="End at the end of standard input. A broker starts its gateway with this option.",
+        ),
+    ] = False,
 ) -> None:
     """Serve Kafka's protocol, for Kafka's producers, consumers and tools.
 
@@ -83,6 +99,7 @@ def kafka_gateway(
     kcat -b localhost:9192 -t events -C
     """
     from spark_stream.broker.connections import listening_socket
+    from spark_stream.kafka.counts import serve_counts
     from spark_stream.kafka.gateway import KafkaGateway, tls_context
     from spark_stream.kafka.logins import ClusterUsers, connector
     from spark_stream.kafka.messages.schemas import request_names
@@ -94,11 +111,15 @@ def kafka_gateway(
     shown = None if advertise is None else _gateway_at(advertise, "--advertise")
     others = [_gateway_at(each, "--peers") for each in peers.split(",") if each]
     is_over = threading.Event()
+    if until_eof:
+        threading.Thread(target=_await_eof, args=(is_over,), daemon=True).start()
+    with suppress(Unauthenticated), connection(bootstrap, path):
+        pass  # it raises an error if no broker answers
     with ExitStack() as ended:
         users = ClusterUsers(connector(*where(bootstrap, path), access()), needs_login=sasl)
         ended.callback(users.close)
         if not sasl:
-            users.nobody()  # raises an error if no broker answers
+            users.nobody()
         bound = listening_socket(listen, "--listen")
         ended.callback(bound.close)
         host, port = bound.getsockname()[:2]
@@ -119,10 +140,20 @@ def kafka_gateway(
         gateways = Gateways(own, others, has_tls=tls is not None)
         gateway = KafkaGateway(users, bound, gateways, tls)
         ended.callback(gateway.close)
+        if metrics_listen:
+            scraped = listening_socket(metrics_listen, "--metrics-listen")
+            ended.callback(scraped.close)
+            ended.callback(serve_counts(scraped, gateway.counts, lambda: None))
+            note(f"metrics and health are shown at http://{joined(*scraped.getsockname()[:2])}/")
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, lambda *_: is_over.set())
         print(f"{READY}{joined(host, port)}", flush=True)
         is_over.wait()
+
+
+def _await_eof(is_over: threading.Event) -> None:
+    sys.stdin.buffer.read()
+    is_over.set()
 
 
 def _gateway_at(text: str, option: str) -> GatewayAddress:
