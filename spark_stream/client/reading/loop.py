@@ -206,7 +206,7 @@ class Fetcher:
                 for number, wanted in enumerate(ranges)
             },
             silence_s=router.timeout_s + max(map(self._wait_of, range(len(ranges)))) / 1000,
-            ahead_bytes=FETCH_BYTES,
+            ahead_bytes=min(FETCH_BYTES, max_bytes),
             budget=budget,
         )
         self._advance()
