@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--peer-listen")
     parser.add_argument("--flight-listen")
     parser.add_argument("--metrics-listen")
+    parser.add_argument("--kafka-listen")
     parser.add_argument("--advertise")
     parser.add_argument("--metadata")
     parser.add_argument("--id")
@@ -42,6 +43,7 @@ def main() -> int:
             peer_listen=given.peer_listen,
             flight_listen=given.flight_listen,
             metrics_listen=given.metrics_listen,
+            kafka_listen=given.kafka_listen,
             advertise=given.advertise,
             idle_seconds=given.idle_seconds,
         )

@@ -139,7 +139,12 @@ class BrokerConfig(BaseSettings):
 
     ``flight_listen``: the address of Arrow Flight, for clients in other languages, by default none.
     ``metrics_listen``: ``host:port`` of metrics and health, which any client may read, by default
-    none. ``idle_seconds``: the broker ends after this time without a call. With 0 it never does.
+    none. ``kafka_listen``: ``host:port`` of a Kafka gateway that the broker starts as another
+    process, by default none. ``kafka_peers``: the addresses of the other gateways of the cluster.
+    ``kafka_ca``: the authority of the brokers' certificates, by default that of ``peer_tls``, or
+    else those of the system.
+
+    ``idle_seconds``: the broker ends after this time without a call. With 0 it never does.
     ``memory_bytes``: the memory that all batches may take together. ``producer_expiry_seconds``:
     the time for which an idle producer is remembered. ``scrub_bytes_per_second``: the speed at
     which segments are read to detect damage. With 0 they are not read. ``scrub_seconds``: the least
@@ -162,6 +167,9 @@ class BrokerConfig(BaseSettings):
     peer_listen: str = ""
     flight_listen: str = ""
     metrics_listen: str = ""
+    kafka_listen: str = ""
+    kafka_peers: tuple[str, ...] = ()
+    kafka_ca: str | None = None
     authentication: bool = False
     super_users: tuple[str, ...] = ()
     jwt: JwtSettings | None = None
@@ -228,11 +236,18 @@ class BrokerConfig(BaseSettings):
             raise ValueError(f"{error} or unix:PATH") from None
         return value
 
-    @field_validator("metrics_listen")
+    @field_validator("metrics_listen", "kafka_listen")
     @classmethod
-    def _metrics_listen(cls, value: str) -> str:
+    def _port(cls, value: str) -> str:
         if value:
             split_address(value)
+        return value
+
+    @field_validator("kafka_peers")
+    @classmethod
+    def _kafka_peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            split_address(each)
         return value
 
     @field_validator("advertise")
@@ -249,16 +264,29 @@ class BrokerConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
-        if self.advertise is None and not self.listen.startswith(UNIX):
-            host, port = split_address(self.listen)
+        for name, listen in (("listen", self.listen), ("kafka_listen", self.kafka_listen)):
+            if self.advertise is not None or not listen or listen.startswith(UNIX):
+                continue
+            host, port = split_address(listen)
             if is_wildcard(host):
                 raise InvalidConfig(
-                    f"listen: {self.listen} stands for all addresses of this machine, and clients"
+                    f"{name}: {listen} stands for all addresses of this machine, and clients"
                     " cannot connect to it: the broker has to advertise one that they can",
                     hint=f"Give --advertise HOST or HOST:{port}, with a name of this machine that"
                     " clients resolve (in a file: advertise; as a variable: ISOLOG_ADVERTISE).",
                     setting="advertise",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_gateway(self) -> Self:
+        if self.kafka_listen and (self.tls.require_client_cert or self.tls.min_version != "1.2"):
+            raise InvalidConfig(
+                "kafka_listen: the gateway of a broker has no client certificate, and accepts"
+                " TLS 1.2",
+                hint="Leave out require_client_cert and min_version of [tls].",
+                setting="kafka_listen",
+            )
         return self
 
     @model_validator(mode="after")

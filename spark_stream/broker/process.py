@@ -39,6 +39,7 @@ from spark_stream.broker.connections import (
 )
 from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.counts import BrokerCounts
+from spark_stream.broker.gateway import GatewayProcess, check_gateway, gateway_command
 from spark_stream.broker.metrics.endpoint import MetricsEndpoint
 from spark_stream.broker.metrics.scrape import ScrapedBroker
 from spark_stream.broker.network import ConnectedNetwork
@@ -118,6 +119,8 @@ class Broker:
         """Whether it ends because of an error."""
         self._repeats_at = 0.0
         self._certificates = Certificates(config)
+        if config.kafka_listen:
+            check_gateway(config)
         os.umask(0o077)  # a broker's files, and its socket, belong to their owner alone
         raise_open_files_limit()
         with contextlib.ExitStack() as undo:
@@ -129,12 +132,18 @@ class Broker:
                     "address": self.address,
                     "peer_address": self.peer_address,
                     "metrics_address": self.metrics_address,
+                    "kafka_address": self.kafka_address,
                     "pid": os.getpid(),
                     "directory": self._facts.directory,
                 }
             )
             self._is_open = True
             undo.pop_all()
+        self._gateway: GatewayProcess | None = None
+        if self._kafka_listen:
+            places = (self.address, self._kafka_listen, self.kafka_address)
+            command = gateway_command(config, *places)
+            self._gateway = GatewayProcess(command)
 
     def _open(self, ids: Ids, undo: contextlib.ExitStack) -> tuple[BrokerIdentity, str | None]:
         """Lock and open the directory and the store, then the logs.
@@ -219,7 +228,8 @@ class Broker:
             peers = listening_socket(place, "peer_listen")
             undo.callback(peers.close)
             self.peer_address = self._named(port_of(peers), place)
-        flight_listen, self._flight_address = self._flight_place()
+        flight_listen, self._flight_address = self._free_place("flight_listen")
+        self._kafka_listen, self.kafka_address = self._free_place("kafka_listen")
         self._authorizer.extend = self._extend_token
         here = BrokerContext(
             core.host,
@@ -477,6 +487,8 @@ class Broker:
 
     def stop(self) -> None:
         """Stop. All acknowledged records are in the files afterwards."""
+        if self._gateway is not None:
+            self._gateway.stop()
         core = self.core
         with contextlib.suppress(IsologError):  # then the others see its lease end
             core.driver.run(core.leaving())
@@ -525,14 +537,17 @@ class Broker:
             return joined(split_address(with_port(self._config.advertise, port))[0], port)
         return joined(split_address(listen)[0], port)
 
-    def _flight_place(self) -> tuple[str, str]:
-        """Return the listening address of Flight and that for clients, empty without Flight."""
-        listen = self._config.flight_listen
+    def _free_place(self, setting: str) -> tuple[str, str]:
+        """Return the listening address of Flight or Kafka, and that for clients.
+
+        Both are empty if the setting is.
+        """
+        listen: str = getattr(self._config, setting)
         if not listen:
             return "", ""
-        # Flight binds its socket itself, and gives no reason for a failure: so it is tried here
-        # first.
-        with contextlib.closing(listening_socket(listen, "flight_listen")) as bound:
+        # Flight and the gateway bind their sockets themselves, and Flight gives no reason for a
+        # failure: so it is tried here first.
+        with contextlib.closing(listening_socket(listen, setting)) as bound:
             port = port_of(bound)
         if listen.startswith(UNIX):
             Path(listen.removeprefix(UNIX)).unlink()
@@ -542,7 +557,7 @@ class Broker:
 
 def _warn_of_open_doors(config: BrokerConfig) -> None:
     """Warn of access by others on the network that is probably not intended."""
-    for listen in filter(None, (config.listen, config.flight_listen)):
+    for listen in filter(None, (config.listen, config.flight_listen, config.kafka_listen)):
         if is_local(listen):
             continue
         if not config.authentication:

@@ -1,4 +1,4 @@
-"""The series of a gateway, by real scrapes after requests of known number and size."""
+"""The series of a gateway, by real scrapes after counted requests."""
 
 from __future__ import annotations
 

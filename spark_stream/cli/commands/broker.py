@@ -114,6 +114,15 @@ def start(
             show_default=False,
         ),
     ] = None,
+    kafka_listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of a Kafka gateway, which the broker starts as another process."
+            " Default: no gateway.",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         Path | None,
         typer.Option(
@@ -187,6 +196,7 @@ def start(
             peer_listen=peer_listen,
             flight_listen=flight_listen,
             metrics_listen=metrics_listen,
+            kafka_listen=kafka_listen,
             advertise=advertise,
             idle_seconds=idle_seconds,
         )
@@ -211,6 +221,7 @@ def start(
     flags += ["--peer-listen", config.peer_listen] if config.peer_listen else []
     flags += ["--flight-listen", config.flight_listen] if config.flight_listen else []
     flags += ["--metrics-listen", config.metrics_listen] if config.metrics_listen else []
+    flags += ["--kafka-listen", config.kafka_listen] if config.kafka_listen else []
     flags += ["--conf", str(conf.absolute())] if conf is not None else []
     flags += ["--idle-seconds", str(config.idle_seconds)]
     place = config.place
@@ -249,6 +260,8 @@ def _absolute_files(config: BrokerConfig) -> dict[str, str]:
     }
     if config.jwt is not None:
         found["ISOLOG_JWT"] = config.jwt.absolute().model_dump_json()
+    if config.kafka_ca is not None:
+        found["ISOLOG_KAFKA_CA"] = str(Path(config.kafka_ca).absolute())
     return found
 
 

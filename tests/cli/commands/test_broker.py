@@ -19,6 +19,7 @@ from spark_stream.broker.config import BrokerConfig, TlsSettings
 from spark_stream.cli.commands.broker import _absolute_files
 from spark_stream.testing.local_cluster import pause_process
 from tests.cli.conftest import COMMAND, TIMEOUT_S, run
+from tests.support import eventually, free_port
 
 
 @pytest.fixture
@@ -79,6 +80,15 @@ def test_clients_get_the_advertised_address_of_a_broker_on_all_interfaces(direct
     with isolog.connect(address) as log:
         log.create_topic("t")
         assert [each.address for each in log.cluster().brokers] == [address]
+
+
+def test_a_background_broker_starts_a_kafka_gateway(directory):
+    address = f"127.0.0.1:{free_port()}"
+    given = ["--listen", "127.0.0.1:0", "--kafka-listen", address, "--daemon"]
+    assert run("broker", "start", "--dir", str(directory), *given).code == 0
+    assert json.loads((directory / "broker.json").read_text())["kafka_address"] == address
+    ready = f"isolog kafka-gateway ready {address}"
+    eventually(lambda: ready in (directory / "broker.log").read_text())
 
 
 def pid_of(directory: Path) -> int:
@@ -246,9 +256,10 @@ def test_a_daemon_gets_absolute_paths_of_tls_and_jwt_files(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     tls = {"cert": "c.pem", "key": "k.pem", "min_version": "1.3"}
     jwt = {"issuer": "i", "audience": "a", "keys": "keys.json"}
-    given = BrokerConfig.load(None, dir=tmp_path, tls=tls, jwt=jwt)
+    given = BrokerConfig.load(None, dir=tmp_path, tls=tls, jwt=jwt, kafka_ca="ca.pem")
     for name, value in _absolute_files(given).items():
         monkeypatch.setenv(name, value)
     found = BrokerConfig.load(None, dir=tmp_path)
     assert found.tls == TlsSettings(f"{tmp_path}/c.pem", f"{tmp_path}/k.pem", min_version="1.3")
     assert found.jwt == JwtSettings(issuer="i", audience="a", keys=f"{tmp_path}/keys.json")
+    assert found.kafka_ca == f"{tmp_path}/ca.pem"
