@@ -14,14 +14,14 @@ COPY setup.cfg setup.py pyproject.toml README.md LICENSE pyspark_isolog.py pytes
 COPY conf conf
 COPY isolog isolog
 COPY spark_stream spark_stream
-RUN pip install '.[certs,lake,metrics]'
+RUN pip install '.[certs,kafka,lake,metrics]'
 
 FROM build AS build-demo
-RUN pip install '.[certs,demo,lake,metrics]'
+RUN pip install '.[certs,demo,kafka,lake,metrics]'
 
 FROM ${PYTHON} AS broker
 RUN useradd --uid 10001 --create-home isolog && install -d -o isolog -g isolog /var/lib/isolog /var/lib/lake \
-        /etc/isolog/certs /etc/isolog/authority
+        /etc/isolog/certs /etc/isolog/authority /etc/isolog/gateway
 COPY --from=build /opt/isolog /opt/isolog
 COPY conf/broker.toml /etc/isolog/broker.toml
 ENV PATH=/opt/isolog/bin:$PATH PYTHONUNBUFFERED=1

@@ -25,6 +25,7 @@ from spark_stream.testing.local_etcd import etcd_binary
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 from tests.etcd import with_etcd
+from tests.kafka.clients import producer_at, read_at, sent
 from tests.support import eventually, free_port
 
 pytestmark = pytest.mark.full
@@ -60,6 +61,7 @@ def exec_form(stage: str, instruction: str) -> list[str]:
 BROKERS = {f"broker-{number}": str(9091 + number) for number in (1, 2, 3)}
 FLIGHT = {f"broker-{number}": str(9191 + number) for number in (1, 2, 3)}
 MEMBERS = [f"etcd-{number}" for number in (1, 2, 3)]
+GATEWAYS = {f"kafka-{number}": str(9094 + number) for number in (1, 2)}
 
 
 def option(service: dict[str, Any], name: str) -> str:
@@ -80,10 +82,11 @@ def test_brokers_are_published_only_to_this_host() -> None:
 
 def test_services_do_not_share_volumes() -> None:
     file = compose()
-    volumes = {name: each["volumes"] for name, each in file["services"].items()}
+    volumes = {name: each.get("volumes") for name, each in file["services"].items()}
     assert volumes == {
         **{name: [f"{name}:/var/lib/isolog"] for name in BROKERS},
         **{name: [f"{name}:/var/lib/etcd"] for name in MEMBERS},
+        **dict.fromkeys(GATEWAYS),
         "demo": ["demo-output:/demo/demo-output"],
         "lake": ["lake:/var/lib/lake"],
     }
@@ -98,6 +101,7 @@ def test_clients_do_not_reach_etcd() -> None:
     assert networks == {
         **{name: ["metadata", "log"] for name in BROKERS},
         **{name: ["metadata"] for name in MEMBERS},
+        **{name: ["log"] for name in GATEWAYS},
         "demo": ["log"],
         "lake": ["log"],
     }
@@ -132,11 +136,13 @@ def test_members_of_etcd_have_each_others_addresses() -> None:
 def test_services_have_health_checks_and_restarts() -> None:
     services = compose()["services"]
     healthy = {"condition": "service_healthy"}
-    for name in (*BROKERS, *MEMBERS):
+    for name in (*BROKERS, *MEMBERS, *GATEWAYS):
         assert services[name]["restart"] == "unless-stopped"
         assert services[name]["healthcheck"]["test"][0] == "CMD"
     for name in BROKERS:
         assert services[name]["depends_on"] == dict.fromkeys(MEMBERS, healthy)
+    for name in GATEWAYS:  # a gateway ends if no broker answers
+        assert services[name]["depends_on"] == dict.fromkeys(BROKERS, healthy)
 
 
 def test_demo_waits_for_healthy_brokers_and_has_a_profile() -> None:
@@ -144,12 +150,25 @@ def test_demo_waits_for_healthy_brokers_and_has_a_profile() -> None:
     assert services["demo"]["profiles"] == ["demo"]
     healthy = {"condition": "service_healthy"}
     assert services["demo"]["depends_on"] == dict.fromkeys(BROKERS, healthy)
-    assert not any("profiles" in services[name] for name in (*BROKERS, *MEMBERS))
+    assert not any("profiles" in services[name] for name in (*BROKERS, *MEMBERS, *GATEWAYS))
+
+
+@pytest.mark.parametrize("service", GATEWAYS)
+def test_gateways_have_each_others_addresses(service: str) -> None:
+    found = secure()["services"][service]
+    plain = compose()["services"][service]
+    for name in ("--bootstrap", "--listen", "--advertise", "--peers", "--metrics-listen"):
+        assert option(found, name) == option(plain, name)
+    own = f"{service}:{GATEWAYS[service]}"
+    others = [f"{name}:{port}" for name, port in GATEWAYS.items() if name != service]
+    assert (option(plain, "--advertise"), option(plain, "--peers")) == (own, ",".join(others))
+    assert option(plain, "--bootstrap") == option(compose()["services"]["demo"], "--bootstrap")
+    assert plain["ports"] == [f"127.0.0.1:{GATEWAYS[service]}:{GATEWAYS[service]}"]
 
 
 def test_images_have_the_files_of_the_services() -> None:
     services = compose()["services"]
-    for name in (*BROKERS, "demo", "lake"):
+    for name in (*BROKERS, *GATEWAYS, "demo", "lake"):
         target = "demo" if name == "demo" else "broker"
         assert services[name]["build"] == {"context": ".", "target": target}
         assert "USER isolog" in stages()[target].splitlines()
@@ -193,7 +212,7 @@ class Outside:
         ):
             word = word.replace(place, str(instead))
         here = re.sub(r"\b(?:0\.0\.0\.0|127\.0\.0\.1):(?=\d)", f"{service}:", word)
-        address = r"\b((?:broker|etcd)-\d):(\d+)"
+        address = r"\b((?:broker|etcd|kafka)-\d):(\d+)"
         return re.sub(address, lambda found: self.address(found[1], found[2]), here).replace(
             "$$", "$"
         )
@@ -245,6 +264,24 @@ def running(outside: Outside, shell: Shell) -> Iterator[dict[str, subprocess.Pop
         yield processes
 
 
+@contextmanager
+def gateways_of(outside: Outside, shell: Shell) -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """The gateways, healthy."""
+    with ExitStack() as ended:
+        processes = {name: outside.start(name, shell, ended) for name in GATEWAYS}
+        for name in GATEWAYS:
+            wait_until_healthy(outside.healthcheck(name), shell, outside.folder)
+        yield processes
+
+
+def write_and_read(outside: Outside, gateways: dict[str, Any], **settings: str) -> None:
+    """Write by Kafka's protocol through one gateway, kill it, and read through the other."""
+    one, other = (outside.address(name, port) for name, port in GATEWAYS.items())
+    sent(producer_at(one, **settings), "t", [{"value": b"v", "partition": 0}])
+    gateways["kafka-1"].kill()
+    assert [each.value() for each in read_at(other, "t", **settings)[0]] == [b"v"]
+
+
 def run_demo(outside: Outside, shell: Shell) -> str:
     workdir = outside.folder / "demo"
     workdir.mkdir()
@@ -283,6 +320,19 @@ def test_records_survive_a_broker_and_a_member_of_etcd(tmp_path: Path, shell: Sh
         for name in ("etcd-1", "broker-1"):
             outside.start(name, shell, more)
         eventually(lambda: not log.cluster().problems, 60)
+
+
+@pytest.mark.timeout(300)
+@with_etcd
+def test_gateways_serve_kafkas_clients(tmp_path: Path, shell: Shell) -> None:
+    outside = Outside(tmp_path, compose()["services"])
+    shell.run(outside.healthcheck("kafka-1"), tmp_path, code=1)
+    with etcd_of(outside, shell), running(outside, shell):
+        with gateways_of(outside, shell) as gateways:
+            with isolog.connect(outside.address("broker-1", BROKERS["broker-1"])) as log:
+                log.create_topic("t")
+            write_and_read(outside, gateways)
+        shell.run(outside.healthcheck("kafka-2"), tmp_path, code=1)
 
 
 @pytest.mark.spark
@@ -345,15 +395,19 @@ def test_only_brokers_have_keys_and_each_has_a_configuration() -> None:
         "demo-output:/demo/demo-output",
         "authority:/etc/isolog/authority:ro",
     ]
-    assert file["volumes"].keys() == compose()["volumes"].keys() | {"certs", "authority"}
+    for name in GATEWAYS:
+        assert services[name]["volumes"] == ["gateway:/etc/isolog/gateway:ro"]
+        assert "--sasl" in services[name]["command"]
+    volumes = {"certs", "authority", "gateway"}
+    assert file["volumes"].keys() == compose()["volumes"].keys() | volumes
     assert services["set-up"]["networks"] == ["metadata"]
     assert {"set-up", *MEMBERS} == services["broker-1"]["depends_on"].keys()
     assert file["secrets"] == {"admin-password": {"file": "./admin-password"}}
     ignored = (ROOT / ".gitignore").read_text(), (ROOT / ".dockerignore").read_text()
     assert all("admin-password" in each.splitlines() for each in ignored)
-    for folder in ("/etc/isolog/certs", "/etc/isolog/authority"):  # a volume gets their owner
-        assert folder in stages()["broker"]
-    assert "pip install '.[certs,lake,metrics]'" in stages()["build"]
+    for folder in ("certs", "authority", "gateway"):  # a volume gets their owner
+        assert f"/etc/isolog/{folder}" in stages()["broker"]
+    assert "pip install '.[certs,kafka,lake,metrics]'" in stages()["build"]
 
 
 @pytest.mark.spark
@@ -362,7 +416,8 @@ def test_only_brokers_have_keys_and_each_has_a_configuration() -> None:
 def test_commands_of_secure_services_run(tmp_path: Path, shell: Shell) -> None:
     services = secure(DEMO_MONTHS="1")["services"]
     outside = Outside(tmp_path, services)
-    (tmp_path / "authority").mkdir()
+    for folder in ("authority", "gateway"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "admin-password").write_text("correct horse battery\n")
     for number, name in enumerate(BROKERS, 1):
         mounted = ROOT / "conf" / "secure-three-brokers" / f"broker-{number}.toml"
@@ -379,6 +434,18 @@ def test_commands_of_secure_services_run(tmp_path: Path, shell: Shell) -> None:
             ca = str(tmp_path / "authority" / "ca.pem")
             asked = ["isolog", "--tls-ca", ca, "broker", "status", "--bootstrap", address]
             assert "requires authentication" in shell.run(asked, tmp_path, code=1)
+            login = {"user": "admin", "password": "correct horse battery"}
+            with isolog.connect(address, tls_ca=ca, **login) as log:
+                log.create_topic("t")
+            settings = {
+                "security.protocol": "SASL_SSL",
+                "ssl.ca.location": ca,
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": login["user"],
+                "sasl.password": login["password"],
+            }
+            with gateways_of(outside, shell) as gateways:
+                write_and_read(outside, gateways, **settings)
 
 
 def end_in_order(process: subprocess.Popen[str]) -> None:

@@ -24,9 +24,10 @@ from spark_stream.broker.config import BrokerConfig
 from tests.conftest import ROOT
 from tests.demo.conftest import Shell
 from tests.etcd import needs_etcd
-from tests.support import eventually, free_port
+from tests.kafka.clients import asked
+from tests.support import BrokerProcess, eventually, free_port
 
-FILES = ("isolog.yaml", "etcd.yaml")
+FILES = ("isolog.yaml", "etcd.yaml", "kafka.yaml")
 KUBERNETES = "1.30"
 
 
@@ -53,11 +54,12 @@ def test_each_object_is_valid_for_kubernetes(name: str) -> None:
 def test_objects_of_a_file_have_the_same_pods_and_ports(name: str) -> None:
     found = objects(name)
     labels = found["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
-    assert found["Service"]["spec"]["selector"] == labels
-    assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == labels
+    chosen = found["Service"]["spec"]["selector"]
+    assert chosen.items() <= labels.items()
+    assert found["StatefulSet"]["spec"]["selector"]["matchLabels"] == chosen
     assert found["StatefulSet"]["spec"]["serviceName"] == found["Service"]["metadata"]["name"]
-    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
-    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == chosen
+    assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == chosen
     (container,) = pod(name)["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports == {each["name"]: each["port"] for each in found["Service"]["spec"]["ports"]}
@@ -70,6 +72,60 @@ def test_brokers_use_the_deployed_members_of_etcd() -> None:
     stateful = objects("etcd.yaml")["StatefulSet"]
     names = [f"etcd-{each}.etcd:2379" for each in range(stateful["spec"]["replicas"])]
     assert f"--metadata=etcd://{','.join(names)}/isolog" in broker["args"]
+
+
+def test_gateways_have_the_addresses_of_brokers_and_of_each_other() -> None:
+    (gateway,) = pod("kafka.yaml")["containers"]
+    assert f"--bootstrap={','.join(pods_of('isolog.yaml', 'isolog:9092'))}" in gateway["args"]
+    address = "isolog-kafka.$(NAMESPACE):9092"
+    assert f"--peers={','.join(pods_of('kafka.yaml', address))}" in gateway["args"]
+    assert f"--advertise=$(POD).{address}" in gateway["args"]
+    reached = objects("isolog.yaml")["NetworkPolicy"]["spec"]["ingress"][0]["from"]
+    allowed = [each["podSelector"]["matchLabels"].items() for each in reached]
+    labels = objects("kafka.yaml")["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert any(each <= labels.items() for each in allowed)
+
+
+def pods_of(of: str, below: str) -> list[str]:
+    """The names of the pods of a file, with the end of their addresses."""
+    found = objects(of)["StatefulSet"]
+    count = found["spec"]["replicas"]
+    return [f"{found['metadata']['name']}-{number}.{below}" for number in range(count)]
+
+
+@pytest.mark.full
+def test_commands_of_gateways_run(shared: BrokerProcess, tmp_path: Path, shell: Shell) -> None:
+    (container,) = pod("kafka.yaml")["containers"]
+    addresses = {
+        each: f"127.0.0.1:{free_port()}"
+        for each in pods_of("kafka.yaml", "isolog-kafka.$(NAMESPACE):9092")
+    }
+    with ExitStack() as ended:
+        for name, address in addresses.items():
+            words = " ".join([*container["command"], *container["args"]])
+            metrics = f"127.0.0.1:{free_port()}"
+            instead = {
+                **dict.fromkeys(pods_of("isolog.yaml", "isolog:9092"), shared.address),
+                "$(POD)": name.partition(".")[0],
+                **addresses,
+                "0.0.0.0:9092": address,
+                "0.0.0.0:9464": metrics,
+            }
+            for place, given in instead.items():
+                words = words.replace(place, given)
+            process = subprocess.Popen(words.split(), cwd=tmp_path, env=shell.environment)
+            ended.callback(process.wait, 60)
+            ended.callback(process.send_signal, signal.SIGTERM)
+            for probe in ("readinessProbe", "livenessProbe"):
+                path = container[probe]["httpGet"]["path"]
+                eventually(lambda url=f"http://{metrics}{path}": ready(url))
+
+        def listed(address: str) -> set[str]:
+            found = asked(address, "Metadata", 5, {"topics": []})["brokers"]
+            return {f"{each['host']}:{each['port']}" for each in found}
+
+        for address in addresses.values():
+            eventually(lambda at=address: listed(at) == {*addresses.values()})
 
 
 @pytest.mark.full

@@ -34,7 +34,7 @@ def test_example_is_printed_unchanged(call: Call):
 def test_examples_are_written_and_replaced_only_with_force(call: Call, tmp_path):
     assert call("config", "example", "kubernetes", "--write", str(tmp_path)).code == 0
     made = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert made == ["etcd.yaml", "isolog.yaml", "lake.yaml"]
+    assert made == ["etcd.yaml", "isolog.yaml", "kafka.yaml", "lake.yaml"]
     (tmp_path / "kubernetes" / "etcd.yaml").write_text("mine")
     refused = call("config", "example", "--write", str(tmp_path))
     assert refused.code == 2
