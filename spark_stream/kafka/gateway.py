@@ -27,6 +27,7 @@ from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.reading import FetchSession
 from spark_stream.kafka.refusals import (
     KafkaCode,
+    LoginEnded,
     OutOfSequence,
     Refusal,
     code_of,
@@ -107,7 +108,7 @@ class KafkaClient:
         self.reads: FetchSession | None = None
 
     def act_as(self, user: ClusterUser) -> None:
-        """Act as a user of the cluster. The readers of the user before it end."""
+        """Act as a user of the cluster. The readers of the connection before it end."""
         self.close()
         self.user, self.reads = user, FetchSession(user.log, self._counts.fetched)
 
@@ -229,7 +230,7 @@ class KafkaGateway:
                     if client.user is not None:
                         connection.size_max = FRAME_MAX
                 held = self._held(held, connection.incomplete)
-        except Refusal as error:
+        except (Refusal, LoginEnded) as error:
             logger.warning("a Kafka client was disconnected: %s", error)
         except OSError as error:
             logger.debug("the connection of a Kafka client ended: %s", error)
@@ -266,6 +267,8 @@ class KafkaGateway:
         if client.user is None or client.reads is None:
             client.is_refused = True
             return self._refused(request, KafkaCode.ILLEGAL_SASL_STATE)
+        if client.user.seconds_left == 0:
+            raise LoginEnded("its token has expired")
         call = KafkaCall(
             client.user,
             client.reads,
@@ -303,13 +306,16 @@ class KafkaGateway:
         try:
             if mechanism is None:
                 raise OutOfSequence("a login begins with SaslHandshake, at a gateway with --sasl")
-            client.act_as(self._users.log_in(mechanism, request.fields["auth_bytes"]))
+            before = None if client.user is None else client.user.principal
+            user = self._users.log_in(mechanism, request.fields["auth_bytes"], before)
+            client.act_as(user)
         except (IsologError, Refusal) as error:
             client.is_refused = True
             logger.info("the login of a Kafka client failed: %s", error)
             time.sleep(_PAUSE_AFTER_FAILURE_S)  # slows down guessing
             return error_fields(error)
-        return {}
+        left_s = user.seconds_left
+        return {"session_lifetime_ms": 0 if left_s is None else max(1, int(left_s * 1_000))}
 
 
 def _patience_s(client: KafkaClient, login_by: float, *, is_within: bool) -> float:

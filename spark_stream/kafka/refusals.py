@@ -112,6 +112,10 @@ class LoginFailed(Refusal):
     code = KafkaCode.SASL_AUTHENTICATION_FAILED
 
 
+class LoginEnded(Exception):
+    """The error for a login that the brokers do not accept any more. It ends the connection."""
+
+
 class OutOfSequence(Refusal):
     """The error for a login at a moment when none is expected."""
 
@@ -193,7 +197,6 @@ _CODES: Final[dict[type[IsologError], KafkaCode]] = {
     RequestTimeout: KafkaCode.REQUEST_TIMED_OUT,
     NotEnoughReplicas: KafkaCode.NOT_ENOUGH_REPLICAS,
     PermissionDenied: KafkaCode.TOPIC_AUTHORIZATION_FAILED,
-    Unauthenticated: KafkaCode.SASL_AUTHENTICATION_FAILED,
     RecordTooLarge: KafkaCode.MESSAGE_TOO_LARGE,
     TooLargeForTopic: KafkaCode.MESSAGE_TOO_LARGE,
     SchemaMismatch: KafkaCode.INVALID_RECORD,
@@ -212,7 +215,12 @@ def code_of(error: Exception) -> KafkaCode:
     """Return the error code for an error of a broker, or for a refusal.
 
     A client repeats a request after a retriable code.
+
+    Raises:
+        LoginEnded: A broker refused the credential. The client has to log in again.
     """
+    if isinstance(error, Unauthenticated):
+        raise LoginEnded(error.message)
     if isinstance(error, Refusal):
         return error.code
     for kind in type(error).__mro__:

@@ -47,7 +47,7 @@ def kafka_gateway(
     ] = "",
     sasl: Annotated[
         bool,
-        typer.Option("--sasl", help="Clients log in as users of the cluster, by SASL/PLAIN."),
+        typer.Option("--sasl", help="Clients log in as users of the cluster, by SASL."),
     ] = False,
     server_cert: Annotated[
         Path | None,
@@ -131,7 +131,7 @@ def kafka_gateway(
             )
         if sasl and server_cert is None and not ip_address(host).is_loopback:
             raise InvalidOption(
-                "passwords would cross the network in plain text",
+                "passwords and tokens would cross the network in plain text",
                 hint="Give --tls-cert and --tls-key, or listen on 127.0.0.1.",
                 option="--sasl",
             )

@@ -180,6 +180,10 @@ class SharedChannel:
     def __init__(self, channel: ClientChannel, greeting: Greeting, access: Access) -> None:
         self.channel = channel
         self.greeting = greeting
+        self.principal = ""
+        """The principal of the last authentication."""
+        self.ends: float | None = None
+        """The end of the last authentication, on the monotonic clock. None without an end."""
         self._access = access
         self._is_refused = False
         self._renewals: list[Timer] = []  # the next one, if there is one
@@ -234,7 +238,9 @@ class SharedChannel:
         except TRANSPORT_ERRORS as error:
             raise failure_of(error, self.channel.address) from None
         answer = Authenticated.from_bytes(bytes(received.body))
+        self.principal, self.ends = answer.principal, None
         if answer.left_ms is not None:
+            self.ends = time.monotonic() + answer.left_ms / 1000
             self.renew_after(max(1.0, answer.left_ms / 1000 * _RENEWED_AT))
         return answer
 

@@ -37,8 +37,13 @@ KEY, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
+    return jwks(tmp_path)
+
+
+def jwks(folder: Path) -> Path:
+    """Write the issuer's keys to a file."""
     found = json.loads(ECAlgorithm(ECAlgorithm.SHA256).to_jwk(KEY.public_key()))
-    file = tmp_path / "jwks.json"
+    file = folder / "jwks.json"
     file.write_text(json.dumps({"keys": [found | {"kid": "k1", "use": "sig", "alg": "ES256"}]}))
     return file
 
