@@ -13,13 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import structs
 
 from spark_stream.client.log import Log
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import FETCH_BYTES, Fetcher, WantedRange
-from spark_stream.consistency.isolation import Isolation
+from spark_stream.consistency.ids import Offset
+from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.counting import Tally
 from spark_stream.errors import (
     IsologError,
@@ -40,8 +41,11 @@ logger = logger_of(__name__)
 ANSWER_BYTES_MAX: Final = 64 << 20
 """The most bytes of records in an answer, but for a single larger record."""
 
-_BOUNDS_S: Final = 0.5
-"""The greatest age of the bounds in an answer with records. Without records they are read again."""
+_BOUNDS_S: Final = 5.0
+"""The greatest age of the bounds in an answer with records. Without records they are read again.
+
+The leader sends them at the end of each of its fetches too.
+"""
 
 AHEAD_BYTES: Final = 32 << 20
 """The k-th partition of a connection prefetches the k-th part of this, at most ``FETCH_BYTES``.
@@ -82,15 +86,6 @@ def topic_of(log: Log, name: str, partition: int) -> TopicDescription:
     return found
 
 
-class Bounds(Struct, frozen=True):
-    """The bounds of a partition, and the time of their look-up."""
-
-    log_start: int
-    last_stable_offset: int
-    high_watermark: int
-    looked_up: float
-
-
 class PartitionReader:
     """A reader of one partition, and the records that were fetched and not yet sent."""
 
@@ -106,6 +101,7 @@ class PartitionReader:
         self.position = position
         self.used = time.monotonic()
         self.bounds: Bounds | None = None
+        self.bounded_at = 0.0
         self._arrived = arrived
         self._sent = sent
         self._ahead_bytes = ahead_bytes
@@ -166,9 +162,15 @@ class PartitionReader:
             if taken is None:
                 return None
             fetched = taken[1]
+            if fetched.bounds is not None:
+                self.on_bounds(fetched.bounds)
             if fetched.batch.num_rows:
                 return structs.replace(fetched, batch=as_records(fetched.batch))
             self.position = max(self.position, fetched.next)
+
+    def on_bounds(self, bounds: Bounds) -> None:
+        """Record the present bounds of the partition."""
+        self.bounds, self.bounded_at = bounds, time.monotonic()
 
     def stop(self) -> None:
         """Stop the reader."""
@@ -312,27 +314,26 @@ class FetchSession:
             answer = answers[place]
             if "error_code" in answer:
                 continue
-            bounds = readers[place].bounds
-            if bounds is None or not answer["records"] or now - bounds.looked_up > _BOUNDS_S:
+            reader = readers[place]
+            is_old = reader.bounds is None or now - reader.bounded_at > _BOUNDS_S
+            if is_old or not answer["records"]:
                 outdated.append(place)
         for place, found in bounds_of(self._log, outdated).items():
             if isinstance(found, IsologError):
                 answers[place] = self._failure(place, found)
             else:
-                readers[place].bounds = found
-        for place in asked:
+                readers[place].on_bounds(found)
+        for place, reader in readers.items():
             answer = answers[place]
-            reader = readers.get(place)
-            if "error_code" in answer or reader is None or reader.bounds is None:
+            if "error_code" in answer or reader.bounds is None:
                 continue
             answer["high_watermark"] = max(reader.bounds.high_watermark, reader.position)
             answer["last_stable_offset"] = max(reader.bounds.last_stable_offset, reader.position)
-            answer["log_start_offset"] = reader.bounds.log_start
+            answer["log_start_offset"] = reader.bounds.log_start_offset
 
 
 def bounds_of(log: Log, places: Sequence[Place]) -> dict[Place, Bounds | IsologError]:
     """Return the bounds of partitions, by a call to each leader."""
-    looked_up = time.monotonic()
     found: dict[Place, Bounds | IsologError] = {}
     for place, each in _looked_up(log, places, facts=True).items():
         if isinstance(each, IsologError):
@@ -343,7 +344,10 @@ def bounds_of(log: Log, places: Sequence[Place]) -> dict[Place, Bounds | IsologE
             found[place] = LeaderUnavailable(f"{place[0]}/{place[1]}: the leader has no bounds yet")
             continue
         found[place] = Bounds(
-            each.log_start_offset, facts.last_stable_offset, facts.high_watermark, looked_up
+            Offset(each.log_start_offset),
+            Offset(facts.last_stable_offset),
+            Offset(facts.high_watermark),
+            Offset(each.log_end_offset),
         )
     return found
 
