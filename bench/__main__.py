@@ -29,6 +29,7 @@ PARTS = (
     "counting",
     "scale",
     "lake",
+    "gateway",
     "spark",
     "memory",
 )
@@ -151,6 +152,10 @@ def _measure(
 
                     lake_bench.run(log, place / "lake", results, given.rows, given.seconds)
                     lake_bench.run_spark(log, place, results, given.rows, given.rounds)
+                if "gateway" in parts:
+                    from bench import gateway_bench  # earlier commits have no gateway
+
+                    gateway_bench.run(log, place / "gateway", results, given.idle)
                 if "spark" in parts:
                     from bench.spark_bench import Bench, session
 

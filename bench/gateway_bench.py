@@ -1,0 +1,226 @@
+"""Kafka's clients through a gateway, next to a Kafka broker (``make kafka-jars``).
+
+The ceilings are those of Kafka, with the same client and the same records, in turns.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import isolog
+from bench.kafka.broker import KafkaBroker
+from bench.kafka.jars import WrongJars, default_cache, fetched
+from bench.results import Results
+
+VALUE: Final = b"x" * 100
+RECORDS: Final = 400_000
+ROUNDS: Final = 5
+MESSAGES: Final = 300
+"""The records of a latency."""
+
+PAUSE_S: Final = 0.01
+READY: Final = "isolog kafka-gateway ready "
+_ISOLOG, _KAFKA = "isolog", "kafka"
+_WAIT_S: Final = 60.0
+
+
+def run(log: isolog.Log, place: Path, results: Results, idle_s: float) -> None:
+    """Idle gateway, rates of a producer and a consumer, and Spark's real-time mode."""
+    place.mkdir()
+    with ExitStack() as ends:
+        address, gateway = ends.enter_context(_gateway(log.status().address))
+        _idle(gateway, results, idle_s)
+        sides = {_ISOLOG: address}
+        jars = _jars()
+        if jars is not None:
+            kafka = ends.enter_context(KafkaBroker(jars["broker"], place / "kafka"))
+            sides[_KAFKA] = kafka.bootstrap
+        _rates(sides, gateway, results)
+        if jars is not None:
+            _real_time(sides, jars["connector"], place, results)
+
+
+def _jars() -> dict[str, list[Path]] | None:
+    try:
+        return fetched(default_cache())
+    except WrongJars as error:
+        print(f"without Kafka: {error}", file=sys.stderr)
+        return None
+
+
+@contextmanager
+def _gateway(bootstrap: str) -> Iterator[tuple[str, psutil.Process]]:
+    command = [sys.executable, "-m", "isolog", "kafka-gateway", "--bootstrap", bootstrap]
+    with subprocess.Popen(
+        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            yield line.removeprefix(READY).strip(), psutil.Process(process.pid)
+        finally:
+            process.terminate()
+
+
+def _processor_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _idle(gateway: psutil.Process, results: Results, seconds: float) -> None:
+    before = _processor_s(gateway)
+    time.sleep(seconds)
+    share = 100 * (_processor_s(gateway) - before) / seconds
+    results.add("an idle gateway's processor time", "% of a core", measured=share)
+    resident = gateway.memory_info().rss / (1 << 20)
+    results.add("an idle gateway's memory", "MiB", measured=resident)
+
+
+def _create(address: str, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address})
+    for made in admin.create_topics([NewTopic(each, 1, 1) for each in names]).values():
+        made.result(_WAIT_S)
+
+
+def _rates(sides: Mapping[str, str], gateway: psutil.Process, results: Results) -> None:
+    """The median rates of a producer and of a consumer, over rounds in turns."""
+    produced: dict[str, list[float]] = {side: [] for side in sides}
+    consumed: dict[str, list[float]] = {side: [] for side in sides}
+    spent: dict[str, list[float]] = {"produced": [], "consumed": []}
+    for number in range(ROUNDS):
+        for side, address in sides.items():
+            name = f"rates-{number}"
+            _create(address, name)
+            before = _processor_s(gateway)
+            produced[side].append(RECORDS / _produce(address, name))
+            between = _processor_s(gateway)
+            consumed[side].append(RECORDS / _consume(address, name))
+            if side == _ISOLOG:
+                spent["produced"].append((between - before) / RECORDS * 1e6)
+                spent["consumed"].append((_processor_s(gateway) - between) / RECORDS * 1e6)
+    for what, rates in {"produced": produced, "consumed": consumed}.items():
+        medians = {side: float(np.median(each)) for side, each in rates.items()}
+        results.add(
+            f"records of {len(VALUE)} bytes {what} by confluent-kafka",
+            "records/s",
+            measured=medians[_ISOLOG],
+            ceiling=medians.get(_KAFKA),
+            note="acks=all" if what == "produced" else "by assignment",
+        )
+        each_us = float(np.median(spent[what]))
+        results.add(f"gateway's processor time of a record {what}", "us", measured=each_us)
+
+
+def _produce(address: str, topic: str) -> float:
+    """Return the seconds until all records are acknowledged."""
+    producer = Producer(
+        {
+            "bootstrap.servers": address,
+            "linger.ms": 20,
+            "log_level": 0,
+            "batch.size": 1 << 20,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+    began = time.perf_counter()
+    for _ in range(RECORDS):
+        producer.produce(topic, VALUE)
+    assert producer.flush(_WAIT_S) == 0
+    return time.perf_counter() - began
+
+
+def _consume(address: str, topic: str) -> float:
+    """Return the seconds from the first request until the last record."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "bench", "log_level": 0})
+    began = time.perf_counter()
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    left = RECORDS
+    while left:
+        found = consumer.consume(min(left, 10_000), _WAIT_S)
+        assert found, "no records"
+        left -= len(found)
+    took = time.perf_counter() - began
+    consumer.close()
+    return took
+
+
+def _real_time(
+    sides: Mapping[str, str], connector: list[Path], place: Path, results: Results
+) -> None:
+    """The time from a record's append to one topic to its arrival from another, through Spark."""
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master("local[4]")
+        .config("spark.jars", ",".join(map(str, connector)))
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.ui.enabled", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    took: dict[str, list[float]] = {}
+    try:
+        for side, address in sides.items():
+            _create(address, "source", "target")
+            options = {"kafka.bootstrap.servers": address}
+            source = spark.readStream.format("kafka").options(
+                **options, subscribe="source", startingOffsets="earliest"
+            )
+            query = (
+                source.load()
+                .selectExpr("key", "value")
+                .writeStream.format("kafka")
+                .options(**options, topic="target")
+                .option("checkpointLocation", str(place / f"checkpoint-{side}"))
+                .outputMode("update")
+                .trigger(realTime="1 hour")
+                .start()
+            )
+            took[side] = _latencies(address)
+            query.stop()
+    finally:
+        spark.stop()
+    for percent in (50, 99):
+        of_side = {side: float(np.percentile(each, percent)) for side, each in took.items()}
+        results.add(
+            f"Spark's real-time mode, from topic to topic, p{percent}",
+            "ms",
+            measured=of_side[_ISOLOG],
+            ceiling=of_side[_KAFKA],
+        )
+
+
+def _latencies(address: str) -> list[float]:
+    """Send records one after the other, and return the milliseconds until each is received."""
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 0})
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "bench", "log_level": 0})
+    consumer.assign([TopicPartition("target", 0, 0)])
+    _arrival(producer, consumer, b"warm")
+    found = []
+    for number in range(MESSAGES):
+        found.append(_arrival(producer, consumer, b"%d" % number))
+        time.sleep(PAUSE_S)
+    consumer.close()
+    return found[MESSAGES // 10 :]
+
+
+def _arrival(producer: Any, consumer: Any, value: bytes) -> float:
+    began = time.perf_counter()
+    producer.produce("source", value)
+    producer.poll(0)
+    while True:
+        message = consumer.poll(_WAIT_S)
+        assert message is not None, "no record"
+        if message.error() is None and message.value() == value:
+            return (time.perf_counter() - began) * 1e3
