@@ -147,7 +147,7 @@ class GatewayProcess:
         except OSError as error:  # such as without memory
             return str(error)
         assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
+        with process:
+            for line in process.stdout:
                 logger.info("the Kafka gateway is process %d: %s", process.pid, line.strip())
-        return f"exit code {process.wait()}"
+        return f"exit code {process.returncode}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spark_stream.kafka.peers import GatewayAddress
 
 READY = "isolog kafka-gateway ready "
+_STDIN = 0
 
 
 def kafka_gateway(
@@ -152,7 +153,8 @@ def kafka_gateway(
 
 
 def _await_eof(is_over: threading.Event) -> None:
-    sys.stdin.buffer.read()
+    while os.read(_STDIN, 1 << 12):  # a lock of sys.stdin would abort the end of the process
+        pass
     is_over.set()
 
 

@@ -48,7 +48,7 @@ def test_a_gateway_does_not_start_without_brokers(call: Call, more: tuple[str, .
 def test_a_gateway_without_a_credential_needs_logins(call: Call, asking: BrokerProcess) -> None:
     refused = call(*GATEWAY, asking.address)
     assert (refused.code, "requires authentication" in refused.err) == (1, True)
-    with serving(asking.address, "--sasl") as (process, _, _):
+    with serving(asking.address, "--sasl", "--until-eof") as (process, _, _):
         process.terminate()
         assert process.wait(WAIT_S) == 0
 
