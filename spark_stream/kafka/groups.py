@@ -22,7 +22,6 @@ from spark_stream.errors import (
     ConsumerFenced,
     InvalidRequest,
     IsologError,
-    PermissionDenied,
     UnknownConsumer,
     UnknownTopic,
 )
@@ -68,8 +67,6 @@ def group_code(error: Exception) -> KafkaCode:
             return error.code
         case ConsumerFenced():
             return KafkaCode.UNKNOWN_MEMBER_ID
-        case PermissionDenied():
-            return KafkaCode.GROUP_AUTHORIZATION_FAILED
         case UnknownConsumer():
             return KafkaCode.GROUP_ID_NOT_FOUND
         case InvalidRequest():
@@ -408,7 +405,7 @@ def describe_groups(call: KafkaCall) -> Answer:
     known = _consumers(call)
     return {
         "groups": [
-            {"group_id": name, "group_state": "Dead"}
+            _without_record(call, name)
             if name not in known
             else {
                 "group_id": name,
@@ -419,6 +416,15 @@ def describe_groups(call: KafkaCall) -> Answer:
             for name in call.fields["groups"]
         ]
     }
+
+
+def _without_record(call: KafkaCall, name: str) -> Answer:
+    """Return the description of a group that does not exist, or that the user may not describe."""
+    try:
+        call.log._connection.call(GetPosition.of(consumer=name))
+    except IsologError as error:
+        return _failed(group_code(error), group_id=name)
+    return {"group_id": name, "group_state": "Dead"}
 
 
 def delete_groups(call: KafkaCall) -> Answer:

@@ -65,6 +65,7 @@ class KafkaCode(IntEnum):
     REBALANCE_IN_PROGRESS = 27
     TOPIC_AUTHORIZATION_FAILED = 29
     GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
     UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
@@ -196,7 +197,6 @@ _CODES: Final[dict[type[IsologError], KafkaCode]] = {
     LeaderUnavailable: KafkaCode.LEADER_NOT_AVAILABLE,
     RequestTimeout: KafkaCode.REQUEST_TIMED_OUT,
     NotEnoughReplicas: KafkaCode.NOT_ENOUGH_REPLICAS,
-    PermissionDenied: KafkaCode.TOPIC_AUTHORIZATION_FAILED,
     RecordTooLarge: KafkaCode.MESSAGE_TOO_LARGE,
     TooLargeForTopic: KafkaCode.MESSAGE_TOO_LARGE,
     SchemaMismatch: KafkaCode.INVALID_RECORD,
@@ -211,6 +211,17 @@ _CODES: Final[dict[type[IsologError], KafkaCode]] = {
 }
 
 
+_DENIED: Final = {
+    "topic": KafkaCode.TOPIC_AUTHORIZATION_FAILED,
+    "consumer": KafkaCode.GROUP_AUTHORIZATION_FAILED,
+    "transaction": KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+"""The error codes for operations that are not allowed, by the kind of their resource.
+
+No request of the gateway needs a permission on the cluster.
+"""
+
+
 def code_of(error: Exception) -> KafkaCode:
     """Return the error code for an error of a broker, or for a refusal.
 
@@ -223,6 +234,9 @@ def code_of(error: Exception) -> KafkaCode:
         raise LoginEnded(error.message)
     if isinstance(error, Refusal):
         return error.code
+    if isinstance(error, PermissionDenied):
+        resource = str(error.details.get("resource"))
+        return _DENIED.get(resource.partition(":")[0], KafkaCode.CLUSTER_AUTHORIZATION_FAILED)
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind]

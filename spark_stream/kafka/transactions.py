@@ -23,7 +23,6 @@ from spark_stream.errors import (
     InvalidRequest,
     InvalidTransaction,
     IsologError,
-    PermissionDenied,
     ProducerFenced,
     TransactionAborted,
     UnknownTopic,
@@ -80,8 +79,6 @@ def transaction_code(error: Exception, *, has_fenced: bool = True) -> KafkaCode:
             return error.code
         case ProducerFenced():
             return KafkaCode.PRODUCER_FENCED if has_fenced else KafkaCode.INVALID_PRODUCER_EPOCH
-        case PermissionDenied():
-            return KafkaCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         case InvalidRequest():
             return KafkaCode.INVALID_REQUEST
         case IsologError() if error.retriable:
@@ -297,9 +294,7 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
         )
         with known.lock:
             owners = owners_of(call, group, member, fields["generation_id"], positions)
-            for name, owner in owners.items():
-                check = CheckConsumer.of(consumer=name, instance=owner)
-                call.log._connection.call(check)
+            _check_owner(call, group, owners.get(group))
             known.owners |= owners
             for each in positions:
                 known.positions[each.consumer, each.topic, each.partition] = each
@@ -307,6 +302,15 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
         code = _position_code(error)
         codes |= {(each.topic, each.partition): code for each in positions}
     return committed(fields["topics"], codes)
+
+
+def _check_owner(call: KafkaCall, group: str, owner: str | None) -> None:
+    """Check that a user may store positions of a group, and that the owner, if any, owns them."""
+    try:
+        call.log._connection.call(CheckConsumer.of(consumer=group, instance=owner or "none"))
+    except ConsumerFenced:
+        if owner is not None:
+            raise
 
 
 def _position_code(error: Exception) -> KafkaCode:

@@ -151,6 +151,7 @@ def _belongs_to_another(transactional_id: str) -> PermissionDenied:
     return PermissionDenied(
         f"the transactional id {transactional_id!r} belongs to another principal",
         hint="Use another id, or ask an administrator to take this one over.",
+        resource=f"transaction:{transactional_id}",
     )
 
 
