@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from spark_stream.batches import conformed, conforms
 from spark_stream.errors import InternalError, InvalidOption, SchemaMismatch
+from spark_stream.schema.arrays import integers
 from spark_stream.schema.schemas import (
     DEFAULT_SCHEMA,
     HEADERS_TYPE,
@@ -201,7 +202,7 @@ class View:
         if field.name in ("offset", OFFSET.name):
             if sent is not None:
                 return sent
-            return _integers(offsets_of(rows, base, spans), pa.int64())
+            return integers(offsets_of(rows, base, spans), pa.int64())
         if field.name in ("topic", TOPIC.name):
             return _repeated(self.topic, rows)
         of_partition = field.name in ("partition", PARTITION.name)
@@ -226,12 +227,7 @@ def _shared(value: str | int, rows: int) -> pa.Array:
 def _all_alike(value: str | int, rows: int) -> pa.Array:
     if isinstance(value, str):
         return pa.repeat(pa.scalar(value, pa.string()), rows)
-    return _integers(np.full(rows, value, np.int32), pa.int32())
-
-
-def _integers(values: npt.NDArray[np.signedinteger], kind: pa.DataType) -> pa.Array:
-    # Not pa.array(values): it imports pandas, which adds 0.5 s to a process's first read.
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    return integers(np.full(rows, value, np.int32), pa.int32())
 
 
 _MADE_DEFAULT: Final = frozenset({"topic", "partition", "offset", "timestampType"})

@@ -39,6 +39,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from spark_stream.schema.arrays import integers
 from spark_stream.schema.keys import path_of
 
 _SEED: Final = np.uint32(0x9747B28C)
@@ -206,8 +207,7 @@ def _narrowed(places: npt.NDArray[np.int32], first: int, last: int) -> npt.NDArr
 
 def _taken(batch: pa.RecordBatch, order: npt.NDArray[np.int64]) -> pa.RecordBatch:
     """Return the batch's rows in this order. Columns with only nulls are not reordered."""
-    # Not pa.array(order): it imports pandas.
-    rows = pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)])
+    rows = integers(order, pa.int64())
     columns = [
         column if column.null_count == len(column) else column.take(rows)
         for column in batch.columns

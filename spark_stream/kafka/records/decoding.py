@@ -21,6 +21,7 @@ from spark_stream.kafka.records.varints import (
     read_varints,
 )
 from spark_stream.kafka.refusals import CorruptBatch, InvalidRecords
+from spark_stream.schema.arrays import bitmap, integers
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 
 HEADERS_MAX: Final = 1_000
@@ -126,7 +127,7 @@ def _slices(data: pa.Buffer, at: Ints, size: Ints, kind: pa.DataType | None = No
     parts = pa.Array.from_buffers(pa.binary(), 2 * count, [None, pa.py_buffer(bounds), data])
     chosen = np.arange(1, 2 * count, 2, dtype=np.int32)
     mask = size < 0
-    found = parts.take(pa.array(chosen, mask=mask if mask.any() else None))
+    found = parts.take(integers(chosen, pa.int32(), mask if mask.any() else None))
     return found if kind is None else found.cast(kind)
 
 
@@ -172,6 +173,6 @@ def _headers(
     fields = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS_TYPE.value_type))
     offsets = pa.py_buffer(firsts.astype(np.int32))
     # As in isolog's own clients, a record without headers has null.
-    present = pa.array(counts > 0).buffers()[1]
+    present = bitmap(counts > 0)
     lists = pa.Array.from_buffers(HEADERS_TYPE, len(counts), [present, offsets], children=[fields])
     return lists, at

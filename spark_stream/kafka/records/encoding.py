@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 
 from spark_stream.kafka.records.batches import pack_batch
 from spark_stream.kafka.records.varints import Ints, varint_columns, varint_sizes, zigzag
+from spark_stream.schema.arrays import bytes_scalar, integers
 
-_NOTHING: Final = pa.scalar(b"", pa.binary())
-_NO_HEADERS: Final = pa.scalar(b"\0", pa.binary())
+_NOTHING: Final = bytes_scalar(b"")
+_NO_HEADERS: Final = bytes_scalar(b"\0")
+_NEGATIVE, _ZERO = integers(np.array([-1, 0], np.int32), pa.int32())
 
 
 def encode_batch(rows: pa.RecordBatch, offsets: Ints, following: int | None = None) -> bytes:
@@ -68,7 +70,7 @@ def _records(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffe
 
 def _sizes(array: pa.Array) -> Ints:
     """Return the size of each value in bytes. Null has -1."""
-    sizes = pc.fill_null(pc.binary_length(array), -1)
+    sizes = pc.fill_null(pc.binary_length(array), _NEGATIVE)
     found: Ints = np.frombuffer(sizes.buffers()[1], np.int32, len(sizes), 4 * sizes.offset).astype(
         np.int64
     )
@@ -93,7 +95,7 @@ def _headers(lists: pa.Array) -> tuple[pa.Array | pa.Scalar, Ints | int]:
     """Return the count and the headers of each row as bytes, and their sizes."""
     if lists.null_count == len(lists):
         return _NO_HEADERS, 1
-    counts = pc.fill_null(pc.list_value_length(lists), 0)
+    counts = pc.fill_null(pc.list_value_length(lists), _ZERO)
     counts = np.frombuffer(counts.buffers()[1], np.int32, len(counts), 4 * counts.offset).astype(
         np.int64
     )
@@ -110,7 +112,7 @@ def _headers(lists: pa.Array) -> tuple[pa.Array | pa.Scalar, Ints | int]:
             null_replacement=b"",
         )
         if len(key)
-        else pa.array([], pa.binary())
+        else pa.nulls(0, pa.binary())
     )
     firsts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=firsts[1:])
