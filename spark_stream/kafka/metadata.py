@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from spark_stream.client.connecting.threads import in_parallel
 from spark_stream.errors import IsologError
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.connection import SERVED, KafkaRequest
 from spark_stream.kafka.messages.schemas import load_schema
 from spark_stream.kafka.peers import Gateways
 from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
+
+_CALLS_MAX: Final = 8
+"""The most descriptions of topics at the same time."""
 
 _FIRST_WITH_NULL: Final = 1
 """The version in which null, and not an empty list, means all topics."""
@@ -32,12 +36,12 @@ def api_versions(request: KafkaRequest) -> Answer:
 
 def metadata(call: KafkaCall) -> Answer:
     """Return the fields of the answer about topics."""
-    log, asked = call.log, call.fields["topics"]
-    if asked is None or (not asked and call.request.version < _FIRST_WITH_NULL):
-        found = [_topic(call, name) for name in log.topics()]
-        topics = [each for each in found if "error_code" not in each]
-    else:
-        topics = [_topic(call, each["name"]) for each in asked]
+    asked = call.fields["topics"]
+    is_all = asked is None or (not asked and call.request.version < _FIRST_WITH_NULL)
+    names = call.log.topics() if is_all else [each["name"] for each in asked]
+    topics = in_parallel(lambda name: _topic(call, name), names, _CALLS_MAX)
+    if is_all:  # one of them may have been deleted since
+        topics = [each for each in topics if "error_code" not in each]
     return {
         "brokers": brokers(call.gateways),
         "cluster_id": call.user.cluster_id,
