@@ -30,6 +30,7 @@ from spark_stream.kafka.refusals import (
     LoginEnded,
     OutOfSequence,
     Refusal,
+    UnansweredFailure,
     code_of,
     error_fields,
 )
@@ -59,6 +60,7 @@ LOGIN_BYTES_MAX: Final = 512 << 10
 
 _RECEIVE_BYTES: Final = 256 << 10
 _END_S: Final = 5.0
+_JOINED_MAX: Final = 64 << 10
 _PAUSE_AFTER_FAILURE_S: Final = 0.5
 
 
@@ -222,7 +224,7 @@ class KafkaGateway:
                 for request in connection.receive(data):
                     with self.counts.of(request.api).seconds.time():
                         parts = self._answer(request, client)
-                    for part in parts:
+                    for part in _packets(parts):
                         self.counts.sent.add(0, 0, len(part))
                         sock.sendall(part)
                     if client.is_refused:
@@ -280,6 +282,10 @@ class KafkaGateway:
         )
         try:
             found = HANDLERS[request.api](call)
+        except UnansweredFailure as error:
+            logger.info("an unacknowledged request of a Kafka client failed: %s", error)
+            client.is_refused = True  # the end of its connection is the only answer that it gets
+            return []
         except (IsologError, Refusal) as error:
             logger.debug("a %s request of a Kafka client failed: %s", request.api, error)
             return self._refused(request, code_of(error))
@@ -316,6 +322,13 @@ class KafkaGateway:
             return error_fields(error)
         left_s = user.seconds_left
         return {"session_lifetime_ms": 0 if left_s is None else max(1, int(left_s * 1_000))}
+
+
+def _packets(parts: list[bytes]) -> list[bytes]:
+    """Join the parts of a small answer, so that its client wakes up once."""
+    if not parts or sum(map(len, parts)) > _JOINED_MAX:
+        return parts
+    return [b"".join(parts)]
 
 
 def _patience_s(client: KafkaClient, login_by: float, *, is_within: bool) -> float:

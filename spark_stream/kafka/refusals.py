@@ -147,6 +147,10 @@ class InvalidAcks(Refusal):
     code = KafkaCode.INVALID_REQUIRED_ACKS
 
 
+class UnansweredFailure(Refusal):
+    """The error for a request that has no answer. Its connection ends."""
+
+
 class CorruptBatch(Refusal):
     """The error for a batch whose bytes contradict each other, or its checksum."""
 

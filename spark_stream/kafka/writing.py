@@ -30,6 +30,7 @@ from spark_stream.kafka.refusals import (
     InvalidAcks,
     KafkaCode,
     Refusal,
+    UnansweredFailure,
     UnsupportedBatch,
     code_of,
 )
@@ -54,6 +55,9 @@ def produce(call: KafkaCall) -> Answer | None:
     """Append the batches of a request. Return the fields of the answer, or None without ``acks``.
 
     The appends of all partitions run at the same time.
+
+    Raises:
+        UnansweredFailure: An append without ``acks`` failed.
     """
     fields = call.fields
     deadline = time.monotonic() + fields["timeout_ms"] / 1_000
@@ -65,19 +69,30 @@ def produce(call: KafkaCall) -> Answer | None:
                 of_topic[each["index"]] = _append(call, topic["name"], each), None
             except Exception as error:
                 of_topic[each["index"]] = [], _failed(call, error)
-    answer = {
+    answers = {
+        name: [
+            {"index": index} | (refused or _settled(call, pending, deadline))
+            for index, (pending, refused) in partitions.items()
+        ]
+        for name, partitions in sent.items()
+    }
+    if fields["acks"] == _NO_ACKS:
+        _check_settled(answers)
+        return None
+    return {
         "responses": [
-            {
-                "name": name,
-                "partition_responses": [
-                    {"index": index} | (answer or _settled(call, pending, deadline))
-                    for index, (pending, answer) in partitions.items()
-                ],
-            }
-            for name, partitions in sent.items()
+            {"name": name, "partition_responses": partitions}
+            for name, partitions in answers.items()
         ]
     }
-    return None if fields["acks"] == _NO_ACKS else answer
+
+
+def _check_settled(answers: Mapping[str, list[Answer]]) -> None:
+    for name, partitions in answers.items():
+        for each in partitions:
+            if code := each.get("error_code"):
+                text = each.get("error_message") or KafkaCode(code).name
+                raise UnansweredFailure(f"{name}/{each['index']}: {text}")
 
 
 def _append(call: KafkaCall, name: str, given: Mapping[str, Any]) -> list[Pending]:

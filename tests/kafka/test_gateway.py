@@ -28,6 +28,7 @@ from tests.kafka.clients import (
     started,
 )
 from tests.kafka.kafka_batches import by_kafka, rebuilt
+from tests.kafka.test_connection import framed
 from tests.support import NUMBERS
 
 pytestmark = pytest.mark.slow
@@ -212,6 +213,21 @@ def test_refusals_have_kafkas_error_codes(log, topic, gateway):
     assert [each["error_code"] for each in found["topics"]] == [3, 0]
     listed = asked(gateway, "Metadata", 5, {"topics": None})
     assert {topic, typed} <= {each["name"] for each in listed["topics"]}
+
+
+def test_a_failure_without_acks_ends_the_connection(log, topic, gateway):
+    """As with Kafka: its producer then looks the topic up again."""
+    topic_data = [{"name": topic, "partition_data": [{"index": 0, "records": RECORDS}]}]
+    data = framed("Produce", 7, {"acks": 0, "timeout_ms": 1_000, "topic_data": topic_data})
+    with connected(gateway) as sock:
+        sock.settimeout(WAIT_S)
+        sock.sendall(data)
+        assert sock.recv(1) == b""
+    log.create_topic(topic)
+    with connected(gateway) as sock:
+        sock.sendall(data + framed("ApiVersions", 0, {}))
+        assert sock.recv(1)
+    assert len(log.read(topic)) > 0
 
 
 def test_fetches_of_wrong_places_have_kafkas_error_codes(log, topic, gateway):
