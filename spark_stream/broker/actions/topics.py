@@ -299,7 +299,15 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
         NotLeader, LeaderEpochFenced: Another epoch began during the call.
     """
     number, epoch = partition.number, int(partition.leader_epoch)
+    facts = partition.facts() if asked.facts else None
     bounds, offset = partition.bounds(), _place(partition, asked)
+    if facts is not None and facts.high_watermark is not None:
+        # All bounds are of one observation, with the start and the end of the log.
+        facts = structs.replace(
+            facts,
+            high_watermark=int(bounds.high_watermark),
+            last_stable_offset=int(bounds.last_stable_offset),
+        )
     reading = asked.ranges.get(number)
     found = PartitionOffset(
         offset=int(offset),
@@ -314,7 +322,7 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
         size=_size(partition, asked.sizes.get(number)),
         reached=_reached(partition, asked.budgets.get(number)),
         states=_states(partition, asked.states.get(number)),
-        facts=partition.facts() if asked.facts else None,
+        facts=facts,
     )
     partition.check_leads()
     partition.check_leader_epoch(epoch)

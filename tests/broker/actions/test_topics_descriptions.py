@@ -14,6 +14,7 @@ from isolog.errors import IsologError, LeaderUnavailable, StorageFailure, Unknow
 from spark_stream.access.callers import NOBODY
 from spark_stream.broker.actions.context import BrokerContext
 from spark_stream.broker.actions.topics import list_offsets, partition_facts
+from spark_stream.broker.partition.partition import Partition
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.topics import show_topic
 from spark_stream.consistency.replication.bounds import BoundsState
@@ -23,6 +24,7 @@ from spark_stream.wire.topic_messages import (
     AskedTopic,
     ListOffsets,
     PartitionDescription,
+    PartitionFacts,
     PartitionOffsets,
     TopicDescription,
 )
@@ -109,6 +111,30 @@ def test_facts_of_led_partitions_need_no_leader_of_the_others(
         offsets(a)
     with pytest.raises(UnknownPartition):
         offsets(a, facts=True, partitions=[7])
+
+
+def test_the_bounds_of_an_answer_are_of_one_observation(around: Surroundings, monkeypatch):
+    """Also if records are appended while the answer is made."""
+    a = around.start("a")
+    make(a, "t", "a")
+    partition = a.partition("t")
+    partition.append(numbers(0, 5))
+    facts = Partition.facts
+
+    def later(self: Partition) -> PartitionFacts:
+        found = facts(self)
+        partition.append(numbers(5, 5))
+        return found if len(calls) else facts(self)
+
+    calls: list[int] = []
+    for _ in range(2):
+        monkeypatch.setattr(Partition, "facts", later)
+        found = offsets(a, facts=True).partitions[0]
+        assert found.facts is not None
+        assert found.facts.high_watermark is not None
+        assert found.log_start_offset <= found.facts.high_watermark <= found.log_end_offset
+        assert found.facts.last_stable_offset == found.facts.high_watermark
+        calls.append(1)
 
 
 @pytest.mark.parametrize("shape", list(Listing))
