@@ -129,9 +129,8 @@ def join_group(call: KafkaCall) -> Answer:
             found = _beat(call, member, released=released)
     except IsologError as error:
         return _failed(group_code(error), member_id=member)
-    turn = max((each.turn for each in found.assigned), default=0) + 1
     key = fields["group_id"], member
-    call.members.on_joined(key, fields["session_timeout_ms"] / 1_000, turn)
+    call.members.on_joined(key, fields["session_timeout_ms"] / 1_000)
     return {
         "generation_id": found.epoch,
         "protocol_type": CONSUMER,
@@ -251,7 +250,7 @@ def offset_commit(call: KafkaCall) -> Answer:
     for left in reversed(range(_COMMITS)):
         positions, codes = positions_in(call, group, call.fields["topics"])
         try:
-            owners = owners_of(call, group, member, generation, positions)
+            owners = owners_of(call, group, member, generation)
             call.log._connection.call(CommitPosition.of(positions=positions, owners=owners))
             break
         except IsologError as error:
@@ -286,23 +285,19 @@ def positions_in(
     return found, codes
 
 
-def owners_of(
-    call: KafkaCall, group: str, member: str, generation: int, positions: Iterable[PositionOf]
-) -> dict[str, str]:
+def owners_of(call: KafkaCall, group: str, member: str, generation: int) -> dict[str, str]:
     """Return the member as the owner of its positions, or no owner for a client without a group.
+
+    Each commit has the next turn, so it replaces the stored positions also if it moves back.
 
     Raises:
         ConsumerFenced: The group has no such member.
     """
     if not member and generation == _NO_GENERATION:
         return {}
-    key = group, member
-    if not call.members.knows(key):
-        answer = _beat(call, member)
-        turn = max((each.turn for each in answer.assigned), default=0) + 1
-        call.members.on_joined(key, SESSION_MS_MIN / 1_000, turn)
-    offsets = {(each.topic_id, each.partition): each.offset for each in positions}
-    turn = call.members.turn_for(key, offsets)
+    answer = _beat(call, member)
+    stored = max((each.turn for each in answer.assigned), default=0)
+    turn = call.members.next_turn((group, member), stored)
     return {group: str(Owner(member, max(0, generation), turn))}
 
 

@@ -7,13 +7,13 @@ from the first one that arrived in the transaction.
 
 The brokers have the decision, and the gateway that began a transaction has the rest: the positions
 that it moves, and the first sequences. Only that gateway commits it. If it ends before, another one
-answers with ``INVALID_PRODUCER_ID_MAPPING``, and the client aborts the transaction and begins
+answers with ``UNKNOWN_PRODUCER_ID`` after it has aborted the transaction, and the client begins
 another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -75,6 +75,10 @@ def transaction_code(error: Exception, *, has_fenced: bool = True) -> KafkaCode:
     ``has_fenced``: the version of the request has the code PRODUCER_FENCED.
     """
     match error:
+        case (
+            AbortableFailure() | TransactionAborted() | InvalidTransaction() | UnknownTransaction()
+        ):
+            return KafkaCode.UNKNOWN_PRODUCER_ID  # the client aborts, and begins another
         case Refusal():
             return error.code
         case ProducerFenced():
@@ -107,13 +111,14 @@ def init_producer_id(call: KafkaCall) -> Answer:
         return _without_id(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
     try:
         if name is not None and fields["producer_id"] >= 0:
-            _give_up(call, call.transactions.of(name, fields["producer_id"]))
+            with suppress(UnknownTransaction):
+                _abort(call, call.transactions.of(name, fields["producer_id"]))
         found = connection.call(NewProducer())
         if name is None:
             return {"producer_id": found.producer_id, "producer_epoch": found.epoch}
+        call.transactions.forget(name)
         taken = call.transactions.of(name, found.producer_id)
         connection.call(InitTransactions.of(**taken.own, timeout_ms=timeout_ms))
-        taken.last = -1
     except IsologError as error:
         has_fenced = call.request.version >= _FIRST_INIT_WITH_FENCED
         return _without_id(transaction_code(error, has_fenced=has_fenced))
@@ -122,14 +127,6 @@ def init_producer_id(call: KafkaCall) -> Answer:
 
 def _without_id(code: KafkaCode) -> Answer:
     return {"error_code": int(code), "producer_id": -1, "producer_epoch": -1}
-
-
-def _give_up(call: KafkaCall, known: KafkaTransaction) -> None:
-    """Abort the open transaction of a producer. Raise ProducerFenced if another owns the id."""
-    with known.lock, suppress(InvalidTransaction, TransactionAborted, UnknownTransaction):
-        number = _described(call, known).number
-        call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
-        known.end(number)
 
 
 def add_partitions(call: KafkaCall) -> Answer:
@@ -173,7 +170,12 @@ def add_partitions(call: KafkaCall) -> Answer:
 
 def add_offsets(call: KafkaCall) -> Answer:
     """Begin the transaction if positions come before its first write."""
-    return _in_transaction(call, lambda known: None)
+    fields = call.fields
+    try:
+        _begun(call, fields["transactional_id"], fields["producer_id"], fields["producer_epoch"])
+    except (IsologError, Refusal) as error:
+        return {"error_code": _code(call, error)}
+    return {}
 
 
 def end(call: KafkaCall) -> Answer:
@@ -185,8 +187,8 @@ def end(call: KafkaCall) -> Answer:
         with known.lock:
             if fields["committed"]:
                 _commit(call, known)
-            else:
-                _abort(call, known)
+            elif not _abort(call, known):
+                return {"error_code": int(KafkaCode.INVALID_TXN_STATE)}
     except (IsologError, Refusal) as error:
         return {"error_code": _code(call, error)}
     return {}
@@ -194,14 +196,12 @@ def end(call: KafkaCall) -> Answer:
 
 def _commit(call: KafkaCall, known: KafkaTransaction) -> None:
     """Commit a transaction. After an AbortableFailure it is aborted, and will not be committed."""
-    if known.branch is None and known.was_committed:
-        return  # the answer was lost
     if known.branch is not None and known.is_own:
         number, producer_id = known.branch.number, known.branch.producer_id
     else:
         found = _described(call, known)
         number, producer_id = found.number, found.producer_id
-        if found.state not in COMMITTED and _is_aborted(call, known, number):
+        if found.state not in COMMITTED and _abort(call, known):
             raise AbortableFailure("another gateway began the transaction, and has ended")
     commit = CommitTransaction.of(
         **known.own,
@@ -213,60 +213,41 @@ def _commit(call: KafkaCall, known: KafkaTransaction) -> None:
     try:
         call.log._connection.call(commit)
     except (ConsumerFenced, UnknownTopic) as error:
-        if _is_aborted(call, known, number):
+        if _abort(call, known):
             raise AbortableFailure(f"the transaction was aborted: {error.message}") from error
         raise
-    known.end(number, was_committed=True)
+    except (TransactionAborted, InvalidTransaction):
+        known.end()
+        raise
+    known.end()
 
 
-def _abort(call: KafkaCall, known: KafkaTransaction) -> None:
+def _abort(call: KafkaCall, known: KafkaTransaction) -> bool:
+    """Abort the latest transaction of a producer. Return False if it was committed before."""
     number = known.branch.number if known.branch is not None else _described(call, known).number
-    with suppress(TransactionAborted):  # it has timed out
-        call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
-    known.end(number, was_committed=False)
-
-
-def _is_aborted(call: KafkaCall, known: KafkaTransaction, number: int) -> bool:
-    """Abort a transaction. Return False if it was committed before."""
     try:
         call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
     except InvalidTransaction:
         return False
     except TransactionAborted:
-        pass
-    known.end(number, was_committed=False)
+        pass  # it has timed out
+    known.end()
     return True
 
 
-def _in_transaction(call: KafkaCall, act: Callable[[KafkaTransaction], None]) -> Answer:
-    fields = call.fields
-    try:
-        act(
-            _begun(
-                call,
-                fields["transactional_id"],
-                fields["producer_id"],
-                fields["producer_epoch"],
-            )
-        )
-    except (IsologError, Refusal) as error:
-        return {"error_code": _code(call, error)}
-    return {}
-
-
 def _begun(call: KafkaCall, name: str, producer_id: int, epoch: int) -> KafkaTransaction:
-    """Return the open transaction of a producer. Begin it if necessary."""
+    """Return the open transaction of a producer. Begin it if necessary.
+
+    Raises:
+        InvalidTransaction: Another gateway has begun it.
+    """
     _check_epoch(epoch)
     known = call.transactions.of(name, producer_id)
     with known.lock:
-        if known.branch is not None and known.is_own:
-            return known
-        after = known.last
-        if after is None or known.branch is not None:
+        if known.branch is None or not known.is_own:
             after = _described(call, known).number
-        connection = call.log._connection
-        begin = BeginTransaction.of(**known.own, after=after)
-        known.open(connection.call(begin), is_own=True)
+            begin = BeginTransaction.of(**known.own, after=after, retriable=False)
+            known.open(call.log._connection.call(begin), is_own=True)
         return known
 
 
@@ -289,11 +270,12 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
     group, member = fields["group_id"], fields["member_id"]
     positions, codes = positions_in(call, group, fields["topics"])
     try:
-        known = _begun(
-            call, fields["transactional_id"], fields["producer_id"], fields["producer_epoch"]
-        )
+        _check_epoch(fields["producer_epoch"])
+        known = call.transactions.of(fields["transactional_id"], fields["producer_id"])
         with known.lock:
-            owners = owners_of(call, group, member, fields["generation_id"], positions)
+            if known.branch is None or not known.is_own:  # AddOffsetsToTxn comes before
+                raise AbortableFailure("another gateway began the transaction")
+            owners = owners_of(call, group, member, fields["generation_id"])
             _check_owner(call, group, owners.get(group))
             known.owners |= owners
             for each in positions:
@@ -317,7 +299,7 @@ def _position_code(error: Exception) -> KafkaCode:
     if isinstance(error, ProducerFenced):
         return KafkaCode.INVALID_PRODUCER_EPOCH
     if isinstance(error, TransactionAborted | InvalidTransaction | AbortableFailure):
-        # Clients abort after this code too. After INVALID_PRODUCER_ID_MAPPING librdkafka would end.
+        # Clients abort after this code too.
         return KafkaCode.ILLEGAL_GENERATION
     return group_code(error)
 

@@ -92,11 +92,16 @@ class Branch(Description, kw_only=True):
 
 
 class BeginTransaction(Call[Branch], name="begin-transaction", needs=on_transaction(WRITE)):
-    """Begin the transaction after number ``after`` (-1: the first of this instance)."""
+    """Begin the transaction after number ``after`` (-1: the first of this instance).
+
+    ``retriable``: a repeated call has the same answer. Otherwise it fails, so that only one of
+    several callers with the same instance has the transaction.
+    """
 
     transactional_id: TransactionalId
     instance: Name
     after: Annotated[int, Meta(ge=-1, le=INT64_MAX)] = -1
+    retriable: bool = True
 
 
 class CommitTransaction(Call[TransactionDescription], name="commit-transaction", needs=to_commit):

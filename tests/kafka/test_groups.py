@@ -134,6 +134,14 @@ def test_a_member_continues_at_another_gateway(log, topic, gateway, other_gatewa
     assert position(gateway, topic, topic) == 3
 
 
+def test_positions_move_back_at_alternating_gateways(log, topic, gateway, other_gateway):
+    fill(log, topic, gateway, 1, 10)
+    member, generation = joined(gateway, topic, [topic])
+    for offset, at in enumerate([gateway, other_gateway] * 4):
+        assert committed(at, topic, topic, 9 - offset, member, generation) == 0
+        assert position(gateway, topic, topic) == 9 - offset
+
+
 @pytest.mark.parametrize("enable", [True, False])
 def test_kafka_python_reads_as_a_group(log, topic, gateway, enable):
     fill(log, topic, gateway, 2, 200)

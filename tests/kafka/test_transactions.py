@@ -268,21 +268,56 @@ def test_a_repeated_end_has_the_same_answer(log, topic, gateway, other_gateway):
     assert begin(gateway) == 0
     assert begin(gateway) == 0
     # The positions of the transaction are in the memory of the first gateway. So it is aborted.
-    assert end(other_gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
-    assert end(gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert end(other_gateway, True) == KafkaCode.UNKNOWN_PRODUCER_ID
+    assert end(gateway, True) == KafkaCode.UNKNOWN_PRODUCER_ID
     assert end(gateway, False) == 0
     assert begin(gateway) == 0
     assert end(gateway, True) == 0
     assert end(gateway, True) == 0
     assert end(other_gateway, True) == 0
-    assert end(other_gateway, False) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert end(other_gateway, False) == KafkaCode.INVALID_TXN_STATE
     assert begin(other_gateway) == 0
     assert end(other_gateway, False) == 0
     assert end(gateway, False) == 0
     later = initialised(gateway, topic)
     assert later["error_code"] == 0
     assert begin(gateway) == KafkaCode.PRODUCER_FENCED
-    assert end(gateway, True) == KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    assert end(gateway, True) == KafkaCode.UNKNOWN_PRODUCER_ID
+
+
+def test_two_gateways_never_have_the_same_transaction(log, topic, gateway, other_gateway):
+    """A client may change its coordinator and return, and each gateway takes itself for it."""
+    log.create_topic(topic)
+    own = initialised(gateway, topic)
+    producer = {"producer_id": own["producer_id"], "producer_epoch": 0, "transactional_id": topic}
+
+    def add(address: str) -> int:
+        found = asked(address, "AddOffsetsToTxn", 2, {**producer, "group_id": topic})
+        code: int = found["error_code"]
+        return code
+
+    def move(address: str) -> int:
+        places = [{"partition_index": 0, "committed_offset": 1}]
+        fields = {**producer, "group_id": topic, "topics": [{"name": topic, "partitions": places}]}
+        found = asked(address, "TxnOffsetCommit", 3, fields | {"generation_id": -1})
+        code: int = found["topics"][0]["partitions"][0]["error_code"]
+        return code
+
+    def end(address: str) -> int:
+        code: int = asked(address, "EndTxn", 2, {**producer, "committed": True})["error_code"]
+        return code
+
+    assert add(gateway) == 0
+    assert move(other_gateway) == KafkaCode.ILLEGAL_GENERATION
+    assert add(other_gateway) == KafkaCode.UNKNOWN_PRODUCER_ID
+    assert move(gateway) == 0
+    assert end(gateway) == 0
+    assert position(gateway, topic, topic) == 1
+    assert add(other_gateway) == 0
+    # The first gateway has committed the transaction before, and must not answer for this one.
+    assert end(gateway) == KafkaCode.UNKNOWN_PRODUCER_ID
+    assert end(other_gateway) == KafkaCode.UNKNOWN_PRODUCER_ID
+    assert log.describe_transaction(topic).state == "aborted"
 
 
 def test_partitions_that_do_not_exist_begin_no_transaction(log, topic, gateway):

@@ -59,14 +59,24 @@ def init(transaction: Transaction, instance: str, timeout_ms: int, now_ms: int) 
 
 
 def begin(
-    transaction: Transaction, instance: str, after: int, allotted: Allotted, now_ms: int
+    transaction: Transaction,
+    instance: str,
+    after: int,
+    allotted: Allotted,
+    now_ms: int,
+    *,
+    retriable: bool = True,
 ) -> Outcome:
-    """Begin the owner's transaction that follows number ``after`` (-1: its first one)."""
+    """Begin the owner's transaction that follows number ``after`` (-1: its first one).
+
+    ``retriable``: a repeated call has the same outcome.
+    """
     denied = not_owner(transaction, instance)
     if denied is not None:
         return denied
-    if transaction.state is State.OPEN and transaction.after == after and not transaction.unused:
-        return transaction  # a retry: the first answer was lost
+    is_repeated = transaction.after == after and not transaction.unused
+    if transaction.state is State.OPEN and is_repeated and retriable:
+        return transaction  # the first answer was lost
     if transaction.state in DECIDED:
         return Denied(Denial.PENDING, transaction)
     follows = transaction.unused if after == -1 else after == transaction.number

@@ -1,18 +1,16 @@
-"""The sessions and positions of the members of groups, in the memory of a gateway.
+"""The sessions and the latest turns of the members of groups, in the memory of a gateway.
 
-They only save requests. For an unknown member, each heartbeat renews the session, and a commit
-first requests the present turn. So a member may continue at another gateway at any time.
+A member may continue at another gateway at any time: the brokers have its positions. For an unknown
+member, each heartbeat renews the session.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Final
 
 from msgspec import Struct
 
-from spark_stream.consistency.groups import Place
 from spark_stream.transport.lifetime import new_lock
 
 _RENEWALS: Final = 3  # in a session, which outlives two late ones
@@ -20,15 +18,14 @@ _MEMBERS_MAX: Final = 10_000
 
 
 class KnownMember(Struct):
-    """A member: its session, and the positions that it has stored through this gateway.
+    """A member: its session, and the turn of its latest commit through this gateway.
 
-    ``turn``: the number of times that a stored position moved back.
+    A position of a later turn replaces the stored one, also a higher one (``consistency.groups``).
     """
 
     session_s: float
     renewed_at: float
-    turn: int
-    offsets: dict[Place, int]
+    turn: int = 0
 
 
 MemberKey = tuple[str, str]
@@ -42,15 +39,11 @@ class Members:
         self._lock = new_lock()
         self._known: dict[MemberKey, KnownMember] = {}
 
-    def on_joined(self, key: MemberKey, session_s: float, turn: int) -> None:
+    def on_joined(self, key: MemberKey, session_s: float) -> None:
         """Record that a member has joined, which renews its session."""
         with self._lock:
-            known = self._known.pop(key, None)
-            offsets = {} if known is None else known.offsets
-            turn = turn if known is None else max(turn, known.turn)
-            self._known[key] = KnownMember(session_s, time.monotonic(), turn, offsets)
-            if len(self._known) > _MEMBERS_MAX:
-                del self._known[next(iter(self._known))]
+            turn = self._known[key].turn if key in self._known else 0
+            self._put(key, KnownMember(session_s, time.monotonic(), turn))
 
     def is_due(self, key: MemberKey) -> bool:
         """Return whether the session of a member needs a renewal."""
@@ -66,21 +59,21 @@ class Members:
             if key in self._known:
                 self._known[key].renewed_at = time.monotonic()
 
-    def knows(self, key: MemberKey) -> bool:
-        """Return whether the turn of a member is known."""
+    def next_turn(self, key: MemberKey, stored: int) -> int:
+        """Return the turn of the next commit, above that of the stored positions."""
         with self._lock:
-            return key in self._known
-
-    def turn_for(self, key: MemberKey, offsets: Mapping[Place, int]) -> int:
-        """Return the turn in which a member stores these positions: the next if one moves back."""
-        with self._lock:
-            known = self._known[key]
-            if any(offset < known.offsets.get(at, 0) for at, offset in offsets.items()):
-                known.turn += 1
-            known.offsets.update(offsets)
+            known = self._known.get(key) or KnownMember(0.0, 0.0)
+            known.turn = max(known.turn, stored) + 1
+            self._put(key, known)
             return known.turn
 
     def forget(self, key: MemberKey) -> None:
-        """Forget a member that has left."""
+        """Remove a member that has left."""
         with self._lock:
             self._known.pop(key, None)
+
+    def _put(self, key: MemberKey, known: KnownMember) -> None:
+        self._known.pop(key, None)
+        self._known[key] = known
+        if len(self._known) > _MEMBERS_MAX:
+            del self._known[next(iter(self._known))]

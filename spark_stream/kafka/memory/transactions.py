@@ -18,16 +18,13 @@ class KafkaTransaction(Struct, eq=False):
     """The latest transaction of a producer, in the memory of a gateway.
 
     ``branch``: the identity of its writes while it is open. ``is_own``: this gateway began it.
-    ``last``: the number of the latest one that has ended, None if it is unknown. ``was_committed``:
-    the outcome of that one. ``firsts``: the first sequence in each partition.
+    ``firsts``: the first sequence in each partition.
     """
 
     transactional_id: str
     producer_id: int
     branch: Branch | None = None
     is_own: bool = False
-    last: int | None = None
-    was_committed: bool | None = None
     firsts: dict[Place, int] = field(default_factory=dict)
     positions: dict[tuple[str, str, int], PositionOf] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
@@ -45,11 +42,10 @@ class KafkaTransaction(Struct, eq=False):
             self._clear()
         self.branch, self.is_own = branch, is_own
 
-    def end(self, number: int, *, was_committed: bool | None = None) -> None:
-        """Record the end of a transaction."""
+    def end(self) -> None:
+        """Record the end of the transaction."""
         self._clear()
         self.branch, self.is_own = None, False
-        self.last, self.was_committed = number, was_committed
 
     def _clear(self) -> None:
         self.firsts.clear()
@@ -76,13 +72,11 @@ class Transactions:
             known = self._known.pop(key, None) or KafkaTransaction(transactional_id, producer_id)
             self._known[key] = known
             if len(self._known) > _KNOWN_MAX:
-                ended = (each for each, found in self._known.items() if found.branch is None)
-                if (oldest := next(ended, None)) is not None:
-                    del self._known[oldest]
+                del self._known[next(iter(self._known))]  # the one that was unused for longest
             return known
 
     def forget(self, transactional_id: str) -> None:
-        """Forget the transactions of an id, after a leader has refused a batch of one."""
+        """Forget the transactions of an id, whose next one is unrelated."""
         with self._lock:
             for key in [each for each in self._known if each[0] == transactional_id]:
                 del self._known[key]

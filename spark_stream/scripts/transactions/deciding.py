@@ -207,7 +207,9 @@ class Decisions:
             nonlocal allotted
             wanted = rules.needs_producer_id(found)
             allotted = yield from allot(found, allotted, producer_id=wanted)
-            return rules.begin(found, asked.instance, asked.after, allotted, now_ms)
+            return rules.begin(
+                found, asked.instance, asked.after, allotted, now_ms, retriable=asked.retriable
+            )
 
         outcome = yield from self.judge_record(asked.transactional_id, judge)
         return (yield from self.conclude(outcome, None, "beginning a transaction"))
