@@ -1,13 +1,15 @@
 """Typed topics for Kafka's clients: a value is the row as a JSON object.
 
-The form of a value is that of ``isolog consume --format json``. A row has no key and no headers,
+The form of a value is that of ``isolog consume -o json``. A row has no key and no headers,
 and its time is that of the append.
 """
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -49,8 +51,21 @@ def as_rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     values = records.column("value")
     if records.column("headers").null_count < len(records):
         raise InvalidRecords("a typed topic has no headers")
-    if not pc.all(pc.fill_null(pc.match_substring_regex(values, r"\S"), False)).as_py():
-        raise InvalidRecords("a record of a typed topic needs a value, which is a JSON object")
-    lines = pc.replace_substring(values, b"\n", b" ")  # only between the parts of an object
-    block = b"\n".join(lines.to_pylist())
-    return Fitting.of_topic(schema, text=True).fit(JsonBlocks(schema).parse(block, 1), 1)
+    # Each value begins and ends as an object, so none continues in the next one.
+    is_object = pc.match_substring_regex(values, r"(?s)^\s*\{.*\}\s*$")
+    if (number := pc.index(pc.fill_null(is_object, False), False).as_py()) >= 0:
+        raise InvalidRecords(f"record {number + 1}: the value of a typed topic is a JSON object")
+    if pc.any(pc.match_substring_regex(values, r"[\r\n]")).as_py():
+        values = pa.array(list(map(_on_one_line, values.to_pylist(), count(1))), pa.binary())
+    rows = JsonBlocks(schema).parse(b"\n".join(values.to_pylist()), 1)
+    if len(rows) != len(records):
+        raise InvalidRecords("a value has several JSON objects, and a record is one row")
+    return Fitting.of_topic(schema, text=True).fit(rows, 1)
+
+
+def _on_one_line(value: bytes, number: int) -> bytes:
+    """Return a JSON object without line breaks, which may only be between its parts."""
+    try:
+        return msgspec.json.format(value, indent=-1)
+    except msgspec.DecodeError as error:
+        raise InvalidRecords(f"record {number}: not JSON: {error}") from None

@@ -83,25 +83,36 @@ def test_values_may_have_any_form_of_json():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "needs a value"),
-        (b"", "needs a value"),
-        (b" \n ", "needs a value"),
-        (b"[1]", "record 2: not a JSON object"),
-        (b"null", "record 2: not a JSON object"),
-        (b"{", "record 2: not JSON"),
-        (b'{"id": 1}{"id": 2}', "record 2"),
-        (b"\xff", "record 2: not UTF-8"),
+        (None, "record 2: the value of a typed topic is a JSON object"),
+        (b"", "record 2: the value"),
+        (b" \n ", "record 2: the value"),
+        (b"[1]", "record 2: the value"),
+        (b"null", "record 2: the value"),
+        (b"{", "record 2: the value"),
+        (b"{]}", "record 2: not JSON"),
+        (b'{"id": 1}{"id": 2}', "record 2: not JSON|several JSON objects"),
+        (b'{"id": 1} {"id": 2}', "record 2: not JSON|several JSON objects"),
+        (b'{"id": 1}\n{"id": 2}', "record 2: not JSON"),
+        (b'{"id": 1, "name": "a\nb"}', "record 2: not JSON"),
+        (b'{"id": 1, "name": "\xff"}', "record 2: not UTF-8"),
         (b'{"id": "one"}', "record 2: column 'id'"),
         (b'{"id": 1, "price": 1.234}', "record 2: column 'price'"),
         (b'{"name": "x"}', "record 2: column 'id' is null"),
         (b'{"id": 1, "other": 2}', "column 'other' is not one of the topic's columns"),
-        (b"[" * 100_000, "record 2: nested deeper"),
+        (b'{"id": ' + b"[" * 1_000 + b"}", "record 2: nested deeper"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_with_its_fault(value, text):
     with pytest.raises(Exception, match=text) as refused:
         as_rows(records([b'{"id": 1}', value]), SCHEMA)
     assert type(refused.value).__name__ in ("InvalidRecords", "InvalidRecord", "SchemaMismatch")
+
+
+def test_an_object_does_not_continue_in_the_next_record():
+    with pytest.raises(Exception, match="record 1: the value"):
+        as_rows(records([b'{"id":', b"1}"]), SCHEMA)
+    with pytest.raises(Exception, match="record 1: not JSON"):
+        as_rows(records([b'{"id": 1, "place": {}', b'{"x": 1}}']), SCHEMA)
 
 
 def test_headers_are_refused():
