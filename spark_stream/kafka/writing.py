@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from spark_stream.kafka.records.batches import Batch, read_batches
 from spark_stream.kafka.records.decoding import decode_records
 from spark_stream.kafka.refusals import (
     InvalidAcks,
+    InvalidRecords,
     KafkaCode,
     Refusal,
     UnansweredFailure,
@@ -44,6 +46,12 @@ logger = logger_of(__name__)
 
 RECORDS_MAX: Final = 64 << 20
 """The most bytes of the records of a batch, after decompression."""
+
+REQUEST_BYTES_MAX: Final = 256 << 20
+"""The most bytes of all records of a request, after decompression."""
+
+BATCHES_MAX: Final = 1
+"""The most batches for a partition in a request, as in Kafka."""
 
 _NO_ACKS: Final = 0
 
@@ -62,11 +70,12 @@ def produce(call: KafkaCall) -> Answer | None:
     fields = call.fields
     deadline = time.monotonic() + fields["timeout_ms"] / 1_000
     sent: dict[str, dict[int, Sent]] = {}
+    room = Room(REQUEST_BYTES_MAX)
     for topic in fields["topic_data"]:
         for each in topic["partition_data"]:
             of_topic = sent.setdefault(topic["name"], {})
             try:
-                of_topic[each["index"]] = _append(call, topic["name"], each), None
+                of_topic[each["index"]] = _append(call, topic["name"], each, room), None
             except Exception as error:
                 of_topic[each["index"]] = [], _failed(call, error)
     answers = {
@@ -95,13 +104,24 @@ def _check_settled(answers: Mapping[str, list[Answer]]) -> None:
                 raise UnansweredFailure(f"{name}/{each['index']}: {text}")
 
 
-def _append(call: KafkaCall, name: str, given: Mapping[str, Any]) -> list[Pending]:
+class Room:
+    """The bytes that the records of a request may still have after their decompression."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+
+def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) -> list[Pending]:
     level = LEVELS.get(call.fields["acks"])
     if level is None:
         raise InvalidAcks(f"acks is {call.fields['acks']}, and may be -1, 0 or 1")
     partition = given["index"]
     topic = topic_of(call.log, name, partition)
-    batches = list(read_batches(pa.py_buffer(given["records"] or b""), RECORDS_MAX))
+    data = pa.py_buffer(given["records"] or b"")
+    batches = list(islice(read_batches(data, min(RECORDS_MAX, room.left)), BATCHES_MAX + 1))
+    if len(batches) > BATCHES_MAX:
+        raise InvalidRecords("a request has one batch for a partition")
+    room.left -= sum(each.records.size for each in batches)
     if any(each.is_control for each in batches):
         raise UnsupportedBatch("only brokers write markers")
     found = []

@@ -14,7 +14,12 @@ import google_crc32c
 import pyarrow as pa
 from msgspec import Struct
 
-from spark_stream.kafka.refusals import BatchTooLarge, CorruptBatch, UnsupportedCompression
+from spark_stream.kafka.refusals import (
+    BatchTooLarge,
+    CorruptBatch,
+    UnsupportedBatch,
+    UnsupportedCompression,
+)
 
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _LENGTH_AT: Final = 8
@@ -78,6 +83,7 @@ def read_batches(data: pa.Buffer, most_bytes: int) -> Iterator[Batch]:
 
     Raises:
         CorruptBatch: A length, a count or a checksum is wrong.
+        UnsupportedBatch: The message format is an old one.
         UnsupportedCompression: The compression is unknown.
         BatchTooLarge: The records are larger than ``most_bytes``.
     """
@@ -95,7 +101,7 @@ def _read_batch(data: pa.Buffer, at: int, most_bytes: int) -> Batch:
         producer_id, producer_epoch, base_sequence, count,
     ) = _HEADER.unpack_from(data, at)  # fmt: skip
     if magic != _MAGIC:
-        raise CorruptBatch(f"the batch has message format {magic}, and only 2 is supported")
+        raise UnsupportedBatch(f"the batch has message format {magic}, and only 2 is supported")
     end = at + _LENGTH_AT + 4 + length
     if length < _HEADER.size - _LENGTH_AT - 4 or end > data.size:
         raise CorruptBatch(

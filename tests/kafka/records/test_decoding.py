@@ -135,7 +135,7 @@ MANY_HEADERS: list[tuple[str, bytes | None]] = [("h", b"")] * 1_001
         (DATA[:-1], refusals.CorruptBatch, "are left"),
         (DATA + b"\0" * 60, refusals.CorruptBatch, "header needs 61"),
         (DATA[:-1] + b"!", refusals.CorruptBatch, "checksum"),
-        (DATA[:16] + b"\1" + DATA[17:], refusals.CorruptBatch, "message format 1"),
+        (DATA[:16] + b"\1" + DATA[17:], refusals.UnsupportedBatch, "message format 1"),
         (rebuilt(DATA, DATA[61:], count=0), refusals.CorruptBatch, "0 records"),
         (rebuilt(DATA, DATA[61:], count=3), refusals.CorruptBatch, "after its batch"),
         (rebuilt(DATA, DATA[61:], count=1), refusals.CorruptBatch, "1 records have"),
