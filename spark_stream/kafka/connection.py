@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any, Final
 
 from msgspec import Struct
 
-from spark_stream.kafka.messages.reading import read_message
-from spark_stream.kafka.messages.schemas import Schema, Versions, load_schema, request_names
+from spark_stream.kafka.messages.reading import MessageReader, read_message
+from spark_stream.kafka.messages.schemas import Versions, load_schema, request_names
 from spark_stream.kafka.messages.writing import write_message
 from spark_stream.kafka.refusals import KafkaCode, MalformedRequest
 
@@ -51,7 +50,7 @@ SERVED: Final[dict[str, Versions]] = {
     "IncrementalAlterConfigs": Versions(0, 1),
     "DescribeCluster": Versions(0, 2),
     "DescribeLogDirs": Versions(1, 4),
-    "SaslHandshake": Versions(1, 1),
+    "SaslHandshake": Versions(0, 1),
     "SaslAuthenticate": Versions(0, 2),
 }
 """The requests that the gateway answers, and their versions.
@@ -83,11 +82,22 @@ class KafkaRequest(Struct, frozen=True):
     unsupported: KafkaCode | None = None
 
 
+_TOKEN_VERSION: Final = -1
+"""The version of a login whose token has no header of a request."""
+
+_TLS_HELLO: Final = b"\x16\x03"
+
+
 class KafkaConnection:
-    """The received bytes of a connection. ``size_max``: the most bytes of a request."""
+    """The received bytes of a connection.
+
+    ``size_max``: the most bytes of a request. ``expects_token``: the next bytes are the token of a
+    login, without the header of a request.
+    """
 
     def __init__(self) -> None:
         self.size_max = FRAME_MAX
+        self.expects_token = False
         self._data = bytearray()
 
     @property
@@ -106,14 +116,21 @@ class KafkaConnection:
         self._data += data
         while len(self._data) >= _SIZE.size:
             (size,) = _SIZE.unpack_from(self._data)
-            if not _HEADER.size <= size <= self.size_max:
-                raise MalformedRequest(f"a request has {size} bytes")
+            if not (0 if self.expects_token else _HEADER.size) <= size <= self.size_max:
+                if self._data.startswith(_TLS_HELLO):
+                    raise MalformedRequest("the client uses TLS, and the gateway has no --tls-cert")
+                raise MalformedRequest(
+                    f"a request has {size} bytes: it does not follow Kafka's protocol"
+                )
             end = _SIZE.size + size
             if len(self._data) < end:
                 return
             frame = bytes(memoryview(self._data)[_SIZE.size : end])
             del self._data[:end]
-            yield read_request(frame)
+            if self.expects_token:
+                yield KafkaRequest("SaslAuthenticate", _TOKEN_VERSION, 0, "", {"auth_bytes": frame})
+            else:
+                yield read_request(frame)
 
 
 def read_request(frame: bytes) -> KafkaRequest:
@@ -153,10 +170,12 @@ def _client_id(data: memoryview, at: int) -> tuple[str, int]:
 
 
 def _after_tags(data: memoryview, at: int) -> int:
-    """Return the place after the tagged fields of a header. No version has any."""
-    if at >= len(data) or data[at] != 0:
-        raise MalformedRequest("the header of a request has tagged fields")
-    return at + 1
+    """Return the place after the tagged fields of a header. No version has a known one."""
+    reader = MessageReader(data[at:])
+    for _ in range(reader.count(reader.uvarint())):
+        reader.uvarint()
+        reader.take(reader.uvarint())
+    return len(data) - reader.left
 
 
 def answer(request: KafkaRequest, values: Mapping[str, Any]) -> list[bytes]:
@@ -166,6 +185,8 @@ def answer(request: KafkaRequest, values: Mapping[str, Any]) -> list[bytes]:
         request: The request.
         values: The fields of the response. Others have their defaults.
     """
+    if request.version == _TOKEN_VERSION:
+        return [] if values.get(_ERROR) else [_SIZE.pack(0)]
     schema = load_schema(f"{request.api}Response")
     parts = write_message(schema, request.version, values)
     head = _SIZE.pack(request.correlation_id)
@@ -177,11 +198,11 @@ def answer(request: KafkaRequest, values: Mapping[str, Any]) -> list[bytes]:
 
 
 def refuse(request: KafkaRequest, code: KafkaCode) -> list[bytes]:
-    """Return the answer to a request that fails as a whole."""
-    schema = load_schema(f"{request.api}Response")
-    return answer(request, {_ERROR: int(code)} if _has_error(schema) else {})
+    """Return the answer to a request that fails as a whole, if it :func:`has_error`."""
+    return answer(request, {_ERROR: int(code)})
 
 
-@cache
-def _has_error(schema: Schema) -> bool:
-    return any(each.name == _ERROR for each in schema.fields)
+def has_error(request: KafkaRequest) -> bool:
+    """Return whether the answer to a request has an error code for the whole request."""
+    fields = load_schema(f"{request.api}Response").fields
+    return any(each.name == _ERROR and request.version in each.versions for each in fields)

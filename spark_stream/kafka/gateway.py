@@ -16,7 +16,14 @@ from typing import Any, Final
 
 from spark_stream.errors import IsologError
 from spark_stream.kafka.calls import Answer, KafkaCall
-from spark_stream.kafka.connection import FRAME_MAX, KafkaConnection, KafkaRequest, answer, refuse
+from spark_stream.kafka.connection import (
+    FRAME_MAX,
+    KafkaConnection,
+    KafkaRequest,
+    answer,
+    has_error,
+    refuse,
+)
 from spark_stream.kafka.counts import GatewayCounts
 from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import MECHANISMS, ClusterUser, ClusterUsers
@@ -196,7 +203,17 @@ class KafkaGateway:
                 logger.warning("a Kafka client was refused: %d are connected", CONNECTIONS_MAX)
                 sock.close()
                 continue
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # such as without a free thread
+                logger.warning("a Kafka client was refused: %s", error)
+                self._drop(thread)
+                sock.close()
+
+    def _drop(self, thread: threading.Thread) -> None:
+        with self._lock:
+            self._connections.pop(thread, None)
+            self.counts.connections = len(self._connections)
 
     def _serve(self, sock: socket.socket) -> None:
         client = KafkaClient(self._users, self.counts)
@@ -231,6 +248,9 @@ class KafkaGateway:
                         return
                     if client.user is not None:
                         connection.size_max = FRAME_MAX
+                    # After the first version of a handshake the token has no header.
+                    is_first = request.api == "SaslHandshake" and request.version == 0
+                    connection.expects_token = is_first and client.mechanism is not None
                 held = self._held(held, connection.incomplete)
         except (Refusal, LoginEnded) as error:
             logger.warning("a Kafka client was disconnected: %s", error)
@@ -241,9 +261,7 @@ class KafkaGateway:
         finally:
             self._held(held, 0)
             client.close()
-            with self._lock:
-                self._connections.pop(threading.current_thread(), None)
-                self.counts.connections = len(self._connections)
+            self._drop(threading.current_thread())
             sock.close()
 
     def _held(self, held: int, incomplete: int) -> int:
@@ -261,7 +279,8 @@ class KafkaGateway:
         if request.api == "ApiVersions":
             return self._answered(request, api_versions(request))
         if request.unsupported is not None:
-            return self._refused(request, request.unsupported)
+            client.is_refused = not has_error(request)
+            return [] if client.is_refused else self._refused(request, request.unsupported)
         if request.api == "SaslHandshake":
             return self._answered(request, self._handshake(request, client))
         if request.api == "SaslAuthenticate":
@@ -287,8 +306,10 @@ class KafkaGateway:
             client.is_refused = True  # the end of its connection is the only answer that it gets
             return []
         except (IsologError, Refusal) as error:
-            logger.debug("a %s request of a Kafka client failed: %s", request.api, error)
-            return self._refused(request, code_of(error))
+            logger.info("a %s request of a Kafka client failed: %s", request.api, error)
+            # An answer without an error code would count as success.
+            client.is_refused = not has_error(request)
+            return [] if client.is_refused else self._refused(request, code_of(error))
         return [] if found is None else self._answered(request, found)
 
     def _answered(self, request: KafkaRequest, fields: Answer) -> list[bytes]:

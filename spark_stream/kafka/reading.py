@@ -225,7 +225,7 @@ class FetchSession:
                 if most <= 0 and records[place]:
                     continue
                 try:
-                    data = reader.take(max(1, most)) if size < left else b""
+                    data = reader.take(max(1, most)) if size < left or not size else b""
                 except IsologError as error:
                     del readers[place]
                     self._drop(place, isolation)
@@ -361,11 +361,11 @@ def _looked_up(
     by_topic: dict[str, list[int]] = {}
     for topic, number in places:
         by_topic.setdefault(topic, []).append(number)
-    asked = [
-        AskedTopic.of(topic=topic, partitions=numbers, **given)
-        for topic, numbers in by_topic.items()
-    ]
     try:
+        asked = [
+            AskedTopic.of(topic=topic, partitions=numbers, **given)
+            for topic, numbers in by_topic.items()
+        ]
         found = log._topics.look_up(asked)
     except IsologError as error:
         return dict.fromkeys(places, error)

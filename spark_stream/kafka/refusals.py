@@ -78,12 +78,13 @@ class KafkaCode(IntEnum):
     UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     INVALID_PRODUCER_EPOCH = 47
-    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TXN_STATE = 48
     INVALID_TRANSACTION_TIMEOUT = 50
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
     NON_EMPTY_GROUP = 68
     GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_ID_NOT_FOUND = 70
@@ -178,7 +179,7 @@ class UnsupportedCompression(Refusal):
 class AbortableFailure(Refusal):
     """The error for a transaction that cannot be committed. The client aborts it."""
 
-    code = KafkaCode.INVALID_PRODUCER_ID_MAPPING
+    code = KafkaCode.INVALID_TXN_STATE
 
 
 class BatchTooLarge(Refusal):
@@ -207,9 +208,9 @@ _CODES: Final[dict[type[IsologError], KafkaCode]] = {
     InvalidRecord: KafkaCode.INVALID_RECORD,
     OutOfOrderSequence: KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ProducerFenced: KafkaCode.INVALID_PRODUCER_EPOCH,
-    TransactionAborted: KafkaCode.INVALID_PRODUCER_ID_MAPPING,
-    InvalidTransaction: KafkaCode.INVALID_PRODUCER_ID_MAPPING,
-    UnknownTransaction: KafkaCode.INVALID_PRODUCER_ID_MAPPING,
+    TransactionAborted: KafkaCode.INVALID_TXN_STATE,
+    InvalidTransaction: KafkaCode.INVALID_TXN_STATE,
+    UnknownTransaction: KafkaCode.INVALID_TXN_STATE,
     DiskFull: KafkaCode.KAFKA_STORAGE_ERROR,
     StorageFailure: KafkaCode.KAFKA_STORAGE_ERROR,
 }

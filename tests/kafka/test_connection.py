@@ -14,6 +14,7 @@ from spark_stream.kafka.connection import (
     KafkaConnection,
     KafkaRequest,
     answer,
+    has_error,
     refuse,
 )
 from spark_stream.kafka.messages.reading import read_message
@@ -77,15 +78,39 @@ def test_answers_of_all_versions_are_read_by_their_schema(api):
         )
 
 
-@pytest.mark.parametrize(
-    ("api", "version"), [("CreateAcls", 3), ("EndTxn", 5), ("DescribeQuorum", 0)]
-)
+@pytest.mark.parametrize(("api", "version"), [("EndTxn", 5), ("DescribeQuorum", 0)])
 def test_a_request_that_is_not_served_has_an_error_code_as_its_answer(api, version):
     [request] = received(framed(api, version, {}, 3))
     assert request.unsupported is KafkaCode.UNSUPPORTED_VERSION
     number, fields = answered(api, version, b"".join(refuse(request, request.unsupported)))
     assert number == 3
-    assert fields.get("error_code", 35) == 35
+    assert fields["error_code"] == 35
+
+
+@pytest.mark.parametrize(("api", "has_code"), [("CreateAcls", False), ("Heartbeat", True)])
+def test_an_answer_without_a_place_for_an_error_code_is_known(api, has_code):
+    """It would count as success. So the gateway ends the connection."""
+    [request] = received(framed(api, 1, {}))
+    assert has_error(request) is has_code
+
+
+def test_tagged_fields_of_a_header_are_skipped():
+    data = bytearray(framed("ApiVersions", 3, {}))
+    at = 4 + 8 + 2 + 2  # after the client id
+    assert data[at] == 0
+    data[at : at + 1] = b"\x02\x00\x03abc\x09\x00"
+    struct.pack_into(">i", data, 0, len(data) - 4)
+    [request] = received(bytes(data))
+    assert (request.api, request.version) == ("ApiVersions", 3)
+
+
+def test_a_token_without_a_header_follows_the_first_handshake():
+    connection = KafkaConnection()
+    connection.expects_token = True
+    [request] = connection.receive(struct.pack(">i", 3) + b"\0a\0")
+    assert (request.api, request.fields) == ("SaslAuthenticate", {"auth_bytes": b"\0a\0"})
+    assert answer(request, {}) == [bytes(4)]
+    assert answer(request, {"error_code": 58}) == []
 
 
 def test_a_later_version_of_api_versions_is_answered_in_version_0():
@@ -103,7 +128,7 @@ def test_a_later_version_of_api_versions_is_answered_in_version_0():
         (struct.pack(">ihhi", 8, 3, 1, 0), "ends in its header"),
         (struct.pack(">ihhih", 10, 3, 1, 0, 5), "client id of a request has 5 bytes"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), "bytes"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50), "TLS"),
     ],
 )
 def test_other_bytes_end_the_connection(data, text):

@@ -14,6 +14,8 @@ import confluent_kafka
 import pytest
 
 from spark_stream.kafka import gateway as gateway_module
+from spark_stream.kafka import writing
+from spark_stream.kafka.records.batches import Compression
 from spark_stream.kafka.refusals import KafkaCode
 from tests.kafka.clients import (
     MOMENT_MS,
@@ -27,7 +29,7 @@ from tests.kafka.clients import (
     sent,
     started,
 )
-from tests.kafka.kafka_batches import by_kafka, rebuilt
+from tests.kafka.kafka_batches import by_kafka, compressed, rebuilt
 from tests.kafka.test_connection import framed
 from tests.support import NUMBERS
 
@@ -213,6 +215,30 @@ def test_refusals_have_kafkas_error_codes(log, topic, gateway):
     assert [each["error_code"] for each in found["topics"]] == [3, 0]
     listed = asked(gateway, "Metadata", 5, {"topics": None})
     assert {topic, typed} <= {each["name"] for each in listed["topics"]}
+
+
+def test_a_request_has_one_batch_for_a_partition(log, topic, gateway):
+    """As in Kafka. So a small request cannot have any number of large batches."""
+    log.create_topic(topic)
+    assert produced(gateway, topic, RECORDS * 2)["error_code"] == KafkaCode.INVALID_RECORD
+    assert produced(gateway, topic, b"")["error_code"] == 0
+    assert len(log.read(topic)) == 0
+
+
+def test_the_decompressed_bytes_of_a_request_are_limited(log, topic, gateway, monkeypatch):
+    log.create_topic(topic, partitions=8)
+    data = compressed(by_kafka([(None, bytes(1_000), [], 0)]), Compression.GZIP)
+    monkeypatch.setattr(writing, "REQUEST_BYTES_MAX", 3_500)
+    partitions = [{"index": each, "records": data} for each in range(8)]
+    fields = {"acks": -1, "timeout_ms": 30_000}
+    found = asked(
+        gateway,
+        "Produce",
+        7,
+        fields | {"topic_data": [{"name": topic, "partition_data": partitions}]},
+    )
+    codes = [each["error_code"] for each in found["responses"][0]["partition_responses"]]
+    assert codes == [0] * 3 + [KafkaCode.MESSAGE_TOO_LARGE] * 5
 
 
 def test_a_failure_without_acks_ends_the_connection(log, topic, gateway):

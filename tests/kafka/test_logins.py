@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import struct
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,42 @@ def logged_in(sock: socket.socket, message: bytes, mechanism: str = "PLAIN") -> 
     found = asked_at(sock, "SaslHandshake", 1, {"mechanism": mechanism})
     assert found["error_code"] == 0
     return asked_at(sock, "SaslAuthenticate", 1, {"auth_bytes": message})
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="there is no kcat")
+def test_kcat_logs_in(asking, admin, allowed, gateway):
+    def kcat(password: str, *options: str) -> subprocess.CompletedProcess[str]:
+        given = settings() | {"sasl.password": password}
+        named = [part for name, value in given.items() for part in ("-X", f"{name}={value}")]
+        return subprocess.run(
+            ["kcat", "-b", gateway, *named, *options],
+            input="from kcat",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_S,
+        )
+
+    assert kcat(PASSWORD, "-t", allowed, "-P", "-p", "0").returncode == 0
+    found = kcat(PASSWORD, "-t", allowed, "-C", "-e", "-q", "-o", "beginning")
+    assert (found.returncode, found.stdout) == (0, "from kcat\n")
+    refused = kcat("wrong", "-t", allowed, "-L", "-m", "10")
+    assert "the user or the password is wrong" in refused.stderr
+
+
+def test_the_first_version_of_a_handshake_has_a_token_without_a_header(asking, admin, gateway):
+    admin.add_user("ann", PASSWORD)
+    with connected(gateway) as sock:
+        sock.settimeout(WAIT_S)
+        assert asked_at(sock, "SaslHandshake", 0, {"mechanism": "PLAIN"})["error_code"] == 0
+        sock.sendall(struct.pack(">i", len(ANN)) + ANN)
+        assert sock.recv(4) == bytes(4)
+        assert asked_at(sock, "Metadata", 5, {"topics": []})["topics"] == []
+    with connected(gateway) as sock:
+        sock.settimeout(WAIT_S)
+        assert asked_at(sock, "SaslHandshake", 0, {"mechanism": "PLAIN"})["error_code"] == 0
+        sock.sendall(struct.pack(">i", 8) + b"\0ann\0bad")
+        assert sock.recv(4) == b""
 
 
 def failure_of(address: str, given: dict[str, Any]) -> str:
