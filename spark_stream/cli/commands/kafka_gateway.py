@@ -111,6 +111,9 @@ def kafka_gateway(
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
     shown = None if advertise is None else _gateway_at(advertise, "--advertise")
     others = [_gateway_at(each, "--peers") for each in peers.split(",") if each]
+    _gateway_at(listen, "--listen")
+    if metrics_listen:
+        _gateway_at(metrics_listen, "--metrics-listen")
     is_over = threading.Event()
     if until_eof:
         threading.Thread(target=_await_eof, args=(is_over,), daemon=True).start()
