@@ -84,11 +84,6 @@ class Gateways:
         self._closed.set()
 
     @property
-    def has_others(self) -> bool:
-        """Whether the cluster has several gateways."""
-        return bool(self._others)
-
-    @property
     def alive(self) -> Sequence[GatewayAddress]:
         """The gateways that answer, in the order of their ids."""
         return self._alive
@@ -111,7 +106,7 @@ class Gateways:
             for each in self._others:
                 try:
                     probe(each, self._tls)
-                except OSError as error:
+                except (OSError, ValueError) as error:  # a name may be none
                     self._failures[each] += 1
                     if self._failures[each] == _FAILURES:
                         logger.warning("the gateway at %s does not answer: %s", each, error)

@@ -1,14 +1,13 @@
 """Transactions of Kafka's producers. They are isolog's transactions, with other numbers.
 
-A producer of Kafka keeps its producer id, and its sequences continue, over all its transactions. In
-isolog each transaction has another epoch, and sequences begin at 0. So the gateway translates:
-Kafka's producer id names the instance that owns the transactional id, and a sequence is counted
-from the first one that arrived in the transaction.
+A producer of Kafka keeps its producer id and its epoch over all its transactions. In isolog each
+transaction has another epoch. So the gateway translates: Kafka's producer id names the instance
+that owns the transactional id, and Kafka's epoch is the first one of isolog in which this producer
+may write. Sequences continue from there on, so the leaders recognise duplicates of any transaction.
 
-The brokers have the decision, and the gateway that began a transaction has the rest: the positions
-that it moves, and the first sequences. Only that gateway commits it. If it ends before, another one
-answers with ``UNKNOWN_PRODUCER_ID`` after it has aborted the transaction, and the client begins
-another.
+The brokers have the decision, and the gateway that began a transaction has the positions that it
+moves. Only that gateway commits it. If it ends before, another one answers with
+``UNKNOWN_PRODUCER_ID`` after it has aborted the transaction, and the client begins another.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from spark_stream.consistency.partition.producers import SEQUENCE_MAX, Stamp
+from spark_stream.consistency.partition.producers import EPOCH_MAX, SEQUENCE_MAX, Stamp
 from spark_stream.errors import (
     ConsumerFenced,
     InvalidRequest,
@@ -30,8 +29,7 @@ from spark_stream.errors import (
 )
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.groups import committed, group_code, owners_of, positions_in
-from spark_stream.kafka.memory.transactions import KafkaTransaction
-from spark_stream.kafka.peers import Gateways
+from spark_stream.kafka.memory.transactions import KafkaTransaction, instance_of
 from spark_stream.kafka.reading import Place, topic_of
 from spark_stream.kafka.records.batches import Batch
 from spark_stream.kafka.refusals import AbortableFailure, KafkaCode, Refusal, code_of
@@ -116,13 +114,14 @@ def init_producer_id(call: KafkaCall) -> Answer:
         found = connection.call(NewProducer())
         if name is None:
             return {"producer_id": found.producer_id, "producer_epoch": found.epoch}
-        call.transactions.forget(name)
-        taken = call.transactions.of(name, found.producer_id)
-        connection.call(InitTransactions.of(**taken.own, timeout_ms=timeout_ms))
+        own = {"transactional_id": name, "instance": instance_of(found.producer_id)}
+        taken = connection.call(InitTransactions.of(**own, timeout_ms=timeout_ms))
     except IsologError as error:
         has_fenced = call.request.version >= _FIRST_INIT_WITH_FENCED
         return _without_id(transaction_code(error, has_fenced=has_fenced))
-    return {"producer_id": found.producer_id, "producer_epoch": 0}
+    # Kafka's epoch is the first one in isolog whose sequences belong to this producer.
+    first = taken.epoch + 1
+    return {"producer_id": found.producer_id, "producer_epoch": first if first <= EPOCH_MAX else 0}
 
 
 def _without_id(code: KafkaCode) -> Answer:
@@ -147,7 +146,6 @@ def add_partitions(call: KafkaCall) -> Answer:
                 call,
                 fields["v3_and_below_transactional_id"],
                 fields["v3_and_below_producer_id"],
-                fields["v3_and_below_producer_epoch"],
             )
         except (IsologError, Refusal) as error:
             code = KafkaCode(_code(call, error))
@@ -172,7 +170,7 @@ def add_offsets(call: KafkaCall) -> Answer:
     """Begin the transaction if positions come before its first write."""
     fields = call.fields
     try:
-        _begun(call, fields["transactional_id"], fields["producer_id"], fields["producer_epoch"])
+        _begun(call, fields["transactional_id"], fields["producer_id"])
     except (IsologError, Refusal) as error:
         return {"error_code": _code(call, error)}
     return {}
@@ -182,7 +180,6 @@ def end(call: KafkaCall) -> Answer:
     """Commit or abort a transaction. A repeated request has the same answer."""
     fields = call.fields
     try:
-        _check_epoch(fields["producer_epoch"])
         known = call.transactions.of(fields["transactional_id"], fields["producer_id"])
         with known.lock:
             if fields["committed"]:
@@ -235,13 +232,12 @@ def _abort(call: KafkaCall, known: KafkaTransaction) -> bool:
     return True
 
 
-def _begun(call: KafkaCall, name: str, producer_id: int, epoch: int) -> KafkaTransaction:
+def _begun(call: KafkaCall, name: str, producer_id: int) -> KafkaTransaction:
     """Return the open transaction of a producer. Begin it if necessary.
 
     Raises:
         InvalidTransaction: Another gateway has begun it.
     """
-    _check_epoch(epoch)
     known = call.transactions.of(name, producer_id)
     with known.lock:
         if known.branch is None or not known.is_own:
@@ -249,11 +245,6 @@ def _begun(call: KafkaCall, name: str, producer_id: int, epoch: int) -> KafkaTra
             begin = BeginTransaction.of(**known.own, after=after, retriable=False)
             known.open(call.log._connection.call(begin), is_own=True)
         return known
-
-
-def _check_epoch(epoch: int) -> None:
-    if epoch != 0:
-        raise ProducerFenced(f"no producer of this gateway has the epoch {epoch}")
 
 
 def _described(call: KafkaCall, known: KafkaTransaction) -> TransactionDescription:
@@ -270,7 +261,6 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
     group, member = fields["group_id"], fields["member_id"]
     positions, codes = positions_in(call, group, fields["topics"])
     try:
-        _check_epoch(fields["producer_epoch"])
         known = call.transactions.of(fields["transactional_id"], fields["producer_id"])
         with known.lock:
             if known.branch is None or not known.is_own:  # AddOffsetsToTxn comes before
@@ -307,30 +297,26 @@ def _position_code(error: Exception) -> KafkaCode:
 # -- writes ----------------------------------------------------------------------------------------
 
 
-def stamp_in(call: KafkaCall, name: str, batch: Batch, place: Place, rows: int) -> Stamp:
+def stamp_in(call: KafkaCall, name: str, batch: Batch, rows: int) -> Stamp:
     """Return the stamp of a batch in the open transaction of its producer.
 
     Raises:
-        AbortableFailure: No transaction is open, or another gateway received its first batches.
+        AbortableFailure: No transaction is open.
         ProducerFenced: Another producer owns the transactional id.
     """
-    _check_epoch(batch.producer_epoch)
     known = call.transactions.of(name, batch.producer_id)
     with known.lock:
-        branch, joined = _present(call, known, place)
-        if place not in known.firsts:
-            if place in joined:
-                raise AbortableFailure("another gateway received batches of this transaction")
-            known.firsts[place] = batch.base_sequence
-        first = (batch.base_sequence - known.firsts[place]) % (SEQUENCE_MAX + 1)
-    last = (first + rows - 1) % (SEQUENCE_MAX + 1)
-    return Stamp(branch.producer_id, branch.epoch, last, branch.number, first)
+        branch = _present(call, known)
+    last = (batch.base_sequence + rows - 1) % (SEQUENCE_MAX + 1)
+    # With a new producer id of isolog, the epochs begin at 0 again.
+    since = batch.producer_epoch if batch.producer_epoch <= branch.epoch else 0
+    return Stamp(branch.producer_id, branch.epoch, last, branch.number, batch.base_sequence, since)
 
 
-def _present(call: KafkaCall, known: KafkaTransaction, place: Place) -> tuple[Branch, set[Place]]:
-    """Return the open transaction, and the partitions that it may have written to already."""
-    if known.branch is not None and known.is_own and _is_alone(call.gateways, known, place):
-        return known.branch, set()
+def _present(call: KafkaCall, known: KafkaTransaction) -> Branch:
+    """Return the open transaction, which another gateway may have begun."""
+    if known.branch is not None and known.is_own:
+        return known.branch
     found = _described(call, known)
     if found.state != "open":
         raise AbortableFailure(f"the transaction is {found.state}")
@@ -345,14 +331,8 @@ def _present(call: KafkaCall, known: KafkaTransaction, place: Place) -> tuple[Br
             epoch=found.epoch,
         )
         known.open(branch, is_own=False)
-        found = _described(call, known)
-    assert known.branch is not None
-    return known.branch, {(each.topic, each.partition) for each in found.partitions}
-
-
-def _is_alone(gateways: Gateways, known: KafkaTransaction, place: Place) -> bool:
-    """Return whether no other gateway can have received earlier batches of the partition."""
-    return place in known.firsts or not gateways.has_others
+        return branch
+    return known.branch
 
 
 # -- operators -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ producer of the gateway.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from typing import Any, Final
 
@@ -55,8 +55,8 @@ BATCHES_MAX: Final = 1
 
 _NO_ACKS: Final = 0
 
-Sent = tuple[list[Pending], Answer | None]
-"""The appends of a partition, or the answer about one that cannot be appended."""
+Sent = tuple[Pending | None, Answer | None]
+"""The append of a partition, or the answer about one that cannot be appended."""
 
 
 def produce(call: KafkaCall) -> Answer | None:
@@ -77,10 +77,10 @@ def produce(call: KafkaCall) -> Answer | None:
             try:
                 of_topic[each["index"]] = _append(call, topic["name"], each, room), None
             except Exception as error:
-                of_topic[each["index"]] = [], _failed(call, error)
+                of_topic[each["index"]] = None, _failed(error)
     answers = {
         name: [
-            {"index": index} | (refused or _settled(call, pending, deadline))
+            {"index": index} | (refused or _settled(pending, deadline))
             for index, (pending, refused) in partitions.items()
         ]
         for name, partitions in sent.items()
@@ -111,7 +111,7 @@ class Room:
         self.left = size
 
 
-def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) -> list[Pending]:
+def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) -> Pending | None:
     level = LEVELS.get(call.fields["acks"])
     if level is None:
         raise InvalidAcks(f"acks is {call.fields['acks']}, and may be -1, 0 or 1")
@@ -122,39 +122,46 @@ def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) ->
     if len(batches) > BATCHES_MAX:
         raise InvalidRecords("a request has one batch for a partition")
     room.left -= sum(each.records.size for each in batches)
-    if any(each.is_control for each in batches):
+    if not batches:
+        return None
+    batch = batches[0]
+    if batch.is_control:
         raise UnsupportedBatch("only brokers write markers")
-    found = []
-    for batch in batches:
-        records = decode_records(batch).rows
-        try:
-            rows = as_rows(records, topic.schema)
-        except SchemaMismatch:  # the topic may have other columns by now
-            call.log._topics.drop(name)
-            topic = topic_of(call.log, name, partition)
-            rows = as_rows(records, topic.schema)
-        check_sizes(rows, topic)
-        stamp, transactional_id = _stamp(call, batch, (name, partition), rows.num_rows)
-        append = call.user.producers.append
-        call.counts.appended.add(1, rows.num_rows, rows.nbytes)
-        found.append(append(topic, partition, rows, level, stamp, transactional_id))
-    return found
-
-
-def _stamp(
-    call: KafkaCall, batch: Batch, place: tuple[str, int], rows: int
-) -> tuple[Stamp | None, str | None]:
-    """Return the stamp of a batch, and the transactional id that it is written with."""
+    records = decode_records(batch).rows
+    try:
+        rows = as_rows(records, topic.schema)
+    except SchemaMismatch:  # the topic may have other columns by now
+        call.log._topics.drop(name)
+        topic = topic_of(call.log, name, partition)
+        rows = as_rows(records, topic.schema)
+    check_sizes(rows, topic)
+    append = call.user.producers.append
+    call.counts.appended.add(1, rows.num_rows, rows.nbytes)
     transactional_id = call.fields["transactional_id"]
-    if batch.is_transactional:
-        if transactional_id is None or batch.producer_id < 0:
-            raise UnsupportedBatch("a batch of a transaction needs a transactional id")
-        return stamp_in(call, transactional_id, batch, place, rows), transactional_id
+    if not batch.is_transactional:
+        return append(topic, partition, rows, level, _stamp(batch, rows.num_rows))
+    if transactional_id is None or batch.producer_id < 0:
+        raise UnsupportedBatch("a batch of a transaction needs a transactional id")
+    stamp = stamp_in(call, transactional_id, batch, rows.num_rows)
+    pending = append(topic, partition, rows, level, stamp, transactional_id)
+
+    def offset(timeout_s: float) -> int:
+        try:
+            return pending(timeout_s)
+        except (ProducerFenced, TransactionAborted):  # it may have ended at another gateway
+            call.transactions.forget(transactional_id, batch.producer_id)
+            raise
+
+    return offset
+
+
+def _stamp(batch: Batch, rows: int) -> Stamp | None:
+    """Return the stamp of a batch outside transactions, None without an idempotent producer."""
     if batch.producer_id < 0:
-        return None, None
+        return None
     first = batch.base_sequence
     last = (first + rows - 1) % (SEQUENCE_MAX + 1)
-    return Stamp(batch.producer_id, batch.producer_epoch, last, first=first), None
+    return Stamp(batch.producer_id, batch.producer_epoch, last, first=first)
 
 
 def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
@@ -173,25 +180,19 @@ def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
         )
 
 
-def _settled(call: KafkaCall, pending: Iterable[Pending], deadline: float) -> Answer:
-    """Return the answer about a partition when its appends are acknowledged."""
-    first = None
+def _settled(pending: Pending | None, deadline: float) -> Answer:
+    """Return the answer about a partition when its append is acknowledged."""
     try:
-        for each in pending:
-            offset = each(max(0.0, deadline - time.monotonic()))
-            first = offset if first is None else first
+        offset = -1 if pending is None else pending(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
         return {"error_code": int(KafkaCode.REQUEST_TIMED_OUT), "base_offset": -1}
     except IsologError as error:
-        return _failed(call, error)
-    return {"base_offset": -1 if first is None else first, "log_append_time_ms": -1}
+        return _failed(error)
+    return {"base_offset": offset, "log_append_time_ms": -1}
 
 
-def _failed(call: KafkaCall, error: Exception) -> Answer:
+def _failed(error: Exception) -> Answer:
     if not isinstance(error, IsologError | Refusal):
         logger.exception("a batch of a Kafka client could not be appended")
-    name = call.fields["transactional_id"]
-    if name is not None and isinstance(error, ProducerFenced | TransactionAborted):
-        call.transactions.forget(name)  # it may have ended at another gateway
     message = error.message if isinstance(error, IsologError) else str(error)
     return {"error_code": int(code_of(error)), "base_offset": -1, "error_message": message}

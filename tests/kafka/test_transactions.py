@@ -10,7 +10,16 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from spark_stream.kafka.refusals import KafkaCode
-from tests.kafka.clients import WAIT_S, asked, producer_at, read_at, started_together
+from tests.kafka.clients import (
+    WAIT_S,
+    asked,
+    batch,
+    produced,
+    producer_at,
+    read_at,
+    started_together,
+)
+from tests.kafka.kafka_batches import rebuilt
 from tests.kafka.test_groups import committed, consumer_at, fill, position
 
 pytestmark = pytest.mark.slow
@@ -283,6 +292,49 @@ def test_a_repeated_end_has_the_same_answer(log, topic, gateway, other_gateway):
     assert later["error_code"] == 0
     assert begin(gateway) == KafkaCode.PRODUCER_FENCED
     assert end(gateway, True) == KafkaCode.UNKNOWN_PRODUCER_ID
+
+
+def test_a_batch_that_is_repeated_in_a_later_transaction_is_stored_once(
+    log, topic, gateway, other_gateway
+):
+    """A paused gateway may send it when its transaction has ended long ago."""
+    log.create_topic(topic)
+    own = initialised(gateway, topic)
+    producer = {"producer_id": own["producer_id"], "transactional_id": topic}
+    producer["producer_epoch"] = own["producer_epoch"]
+
+    def write(address: str, first: int, **fields: int) -> dict[str, Any]:
+        data = batch(first, 5, own["producer_id"], own["producer_epoch"])
+        data = rebuilt(data, data[61:], attributes=1 << 4, **fields)
+        return produced(address, topic, data, transactional_id=topic)
+
+    def begin(address: str) -> None:
+        found = asked(address, "AddOffsetsToTxn", 2, {**producer, "group_id": topic})
+        assert found["error_code"] == 0
+
+    def commit(address: str) -> None:
+        assert asked(address, "EndTxn", 2, {**producer, "committed": True})["error_code"] == 0
+
+    begin(gateway)
+    assert write(gateway, 0)["base_offset"] == 0
+    assert write(other_gateway, 5)["base_offset"] == 5
+    commit(gateway)
+    begin(gateway)
+    for late in (0, 5):
+        assert write(other_gateway, late)["base_offset"] == late  # as the first time
+    assert write(gateway, 10)["error_code"] == 0
+    for late in (0, 5):
+        found = write(other_gateway, late)["error_code"]
+        assert found == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert write(other_gateway, 20)["error_code"] == KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    commit(gateway)
+    assert values(log, topic) == list(range(15))
+    own |= initialised(gateway, topic)  # its sequences begin again
+    producer |= {name: own[name] for name in ("producer_id", "producer_epoch")}
+    begin(other_gateway)
+    assert write(gateway, 0)["error_code"] == 0
+    commit(other_gateway)
+    assert values(log, topic) == [*range(15), *range(5)]
 
 
 def test_two_gateways_never_have_the_same_transaction(log, topic, gateway, other_gateway):

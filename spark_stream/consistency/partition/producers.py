@@ -3,7 +3,7 @@
 A producer numbers its batches in each partition 0, 1, 2, … (after 2^31-1 comes 0), and starts again
 with each epoch. So the leader can distinguish a retry of a batch (a duplicate), a new batch, and a
 gap. A Kafka producer numbers its records instead: its batch covers several sequences, and is known
-by the last one.
+by the last one. Its sequences continue over its transactions, which have an epoch each.
 
 Invariants of a producer's state:
 
@@ -57,6 +57,8 @@ class Stamp(Positional):
 
     ``sequence`` counts batches, from 0 in each partition. After 2^31-1 comes 0. ``first``: the
     first of the sequences up to ``sequence`` that the batch covers, None for ``sequence`` itself.
+    ``since``: the epoch from which on the sequences of this producer continue over epochs, None if
+    they start again with each.
     """
 
     producer_id: OffsetField
@@ -64,6 +66,7 @@ class Stamp(Positional):
     sequence: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)]
     transaction: Annotated[int, Meta(ge=NO_TRANSACTION, le=INT64_MAX)] = NO_TRANSACTION
     first: Annotated[int, Meta(ge=0, le=SEQUENCE_MAX)] | None = None
+    since: Annotated[int, Meta(ge=0, le=EPOCH_MAX)] | None = None
 
     @property
     def first_sequence(self) -> int:
@@ -150,6 +153,10 @@ def judge(
     if state is None or stamp.epoch > state.epoch:
         if state is not None and state.open:
             return RefusedBatch(RefusalReason.ANOTHER, following(state.last_sequence))
+        if stamp.since is not None and (state is None or state.epoch >= stamp.since):
+            if state is None or state.last_sequence < 0:
+                return Accepted()  # the earlier sequences have expired
+            return _in_order(state, stamp, records)
         return Accepted() if stamp.first_sequence == 0 else RefusedBatch(RefusalReason.GAP, 0)
     expected = following(state.last_sequence)
     if stamp.epoch < state.epoch:
@@ -161,6 +168,13 @@ def judge(
         return RefusedBatch(RefusalReason.ENDED, expected)
     if stamp.transaction != NO_TRANSACTION and not state.open and state.recent:
         return RefusedBatch(RefusalReason.ANOTHER, expected)  # the epoch has written outside any
+    return _in_order(state, stamp, records)
+
+
+def _in_order(
+    state: ProducerState, stamp: Stamp, records: int
+) -> Accepted | Duplicate | RefusedBatch:
+    expected = following(state.last_sequence)
     if stamp.first_sequence == expected:
         return Accepted()
     for batch in state.recent:

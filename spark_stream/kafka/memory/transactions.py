@@ -7,7 +7,6 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from spark_stream.consistency.transactions.transactions import PositionOf
-from spark_stream.kafka.reading import Place
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.transaction_messages import Branch
 
@@ -18,14 +17,12 @@ class KafkaTransaction(Struct, eq=False):
     """The latest transaction of a producer, in the memory of a gateway.
 
     ``branch``: the identity of its writes while it is open. ``is_own``: this gateway began it.
-    ``firsts``: the first sequence in each partition.
     """
 
     transactional_id: str
     producer_id: int
     branch: Branch | None = None
     is_own: bool = False
-    firsts: dict[Place, int] = field(default_factory=dict)
     positions: dict[tuple[str, str, int], PositionOf] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
     lock: Any = field(default_factory=lambda: new_lock(is_brief=False))
@@ -48,7 +45,6 @@ class KafkaTransaction(Struct, eq=False):
         self.branch, self.is_own = None, False
 
     def _clear(self) -> None:
-        self.firsts.clear()
         self.positions.clear()
         self.owners.clear()
 
@@ -75,8 +71,7 @@ class Transactions:
                 del self._known[next(iter(self._known))]  # the one that was unused for longest
             return known
 
-    def forget(self, transactional_id: str) -> None:
-        """Forget the transactions of an id, whose next one is unrelated."""
+    def forget(self, transactional_id: str, producer_id: int) -> None:
+        """Remove the transaction of a producer, which was refused."""
         with self._lock:
-            for key in [each for each in self._known if each[0] == transactional_id]:
-                del self._known[key]
+            self._known.pop((transactional_id, producer_id), None)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_stream.consistency.entries import ENTRY, Kind
+from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.partition import producers
 from spark_stream.consistency.partition.producers import (
     ENDED_AGE,
@@ -155,6 +156,27 @@ def test_a_new_epoch_starts_at_0():
     assert judge(state, Stamp(7, 1, 0), 2) == Accepted()
     assert judge(state, Stamp(7, 1, 3), 2) == RefusedBatch(RefusalReason.GAP, 0)
     assert appended(state, Stamp(7, 1, 0), 200, 2, 9).recent == (producers.RecentBatch(0, 200, 2),)
+
+
+def test_sequences_may_continue_over_epochs():
+    """As those of a Kafka producer, whose transactions have an epoch each."""
+    state = ended(written(3, epoch=4), 4, 9)
+
+    def judged(
+        sequence: int, epoch: int = 5, since: int = 4
+    ) -> Accepted | Duplicate | RefusedBatch:
+        return judge(state, Stamp(7, epoch, sequence, 70, None, since), 2)
+
+    assert judged(3) == Accepted()
+    assert judged(2) == Duplicate(Offset(104), 2)
+    assert judged(0) == Duplicate(Offset(100), 2)
+    assert judged(5) == RefusedBatch(RefusalReason.GAP, 3)
+    assert judged(0, since=5) == Accepted()  # the sequences of another producer begin
+    assert judged(3, since=5) == RefusedBatch(RefusalReason.GAP, 0)
+    later = appended(state, Stamp(7, 5, 3, 70, None, 4), 200, 2, 9)
+    assert later.recent == (producers.RecentBatch(3, 200, 2),)
+    assert refusal(later, Stamp(7, 5, 2, 70, None, 4)) is RefusalReason.TOO_OLD
+    assert judge(None, Stamp(7, 5, 9, 70, None, 4), 2) == Accepted()  # the state has expired
 
 
 @pytest.mark.rule("a producer of an older epoch is fenced", "consistency/partition/producers.py")
