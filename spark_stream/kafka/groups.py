@@ -29,7 +29,14 @@ from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.messages.reading import read_message
 from spark_stream.kafka.messages.schemas import load_schema
 from spark_stream.kafka.messages.writing import write_message
-from spark_stream.kafka.refusals import KafkaCode, MalformedRequest, Refusal, code_of
+from spark_stream.kafka.reading import topic_of
+from spark_stream.kafka.refusals import (
+    KafkaCode,
+    LateGeneration,
+    MalformedRequest,
+    Refusal,
+    code_of,
+)
 from spark_stream.wire.consumer_messages import (
     CommitPosition,
     ConsumerDescription,
@@ -253,7 +260,7 @@ def offset_commit(call: KafkaCall) -> Answer:
             owners = owners_of(call, group, member, generation)
             call.log._connection.call(CommitPosition.of(positions=positions, owners=owners))
             break
-        except IsologError as error:
+        except (IsologError, Refusal) as error:
             if isinstance(error, UnknownTopic) and left:  # it was deleted, and may exist again
                 call.log._topics.drop(error.details["topic"])
                 continue
@@ -271,17 +278,17 @@ def positions_in(
     codes: dict[Place, KafkaCode] = {}
     for topic in topics:
         name = topic["name"]
-        try:
-            topic_id = call.log._topics.known(name).id
-        except IsologError as error:
-            codes |= {
-                (name, each["partition_index"]): code_of(error) for each in topic["partitions"]
-            }
-            continue
-        found += [
-            PositionOf(group, name, topic_id, each["partition_index"], each["committed_offset"])
-            for each in topic["partitions"]
-        ]
+        for each in topic["partitions"]:
+            place = name, each["partition_index"]
+            try:
+                topic_id = topic_of(call.log, *place).id
+            except IsologError as error:
+                codes[place] = code_of(error)
+                continue
+            if each["committed_offset"] < 0:
+                codes[place] = KafkaCode.OFFSET_OUT_OF_RANGE
+                continue
+            found.append(PositionOf(group, name, topic_id, place[1], each["committed_offset"]))
     return found, codes
 
 
@@ -292,10 +299,13 @@ def owners_of(call: KafkaCall, group: str, member: str, generation: int) -> dict
 
     Raises:
         ConsumerFenced: The group has no such member.
+        LateGeneration: The group has not reached this generation.
     """
     if not member and generation == _NO_GENERATION:
         return {}
     answer = _beat(call, member)
+    if generation > answer.epoch:
+        raise LateGeneration(f"the group has no generation {generation} yet")
     stored = max((each.turn for each in answer.assigned), default=0)
     turn = call.members.next_turn((group, member), stored)
     return {group: str(Owner(member, max(0, generation), turn))}
@@ -320,7 +330,7 @@ def committed(topics: Iterable[Mapping[str, Any]], codes: Mapping[Place, KafkaCo
     }
 
 
-def _commit_code(call: KafkaCall, error: IsologError, member: str) -> KafkaCode:
+def _commit_code(call: KafkaCall, error: IsologError | Refusal, member: str) -> KafkaCode:
     """Return the error code for a commit that failed: a member may be late, or removed."""
     if isinstance(error, InvalidRequest):
         return KafkaCode.UNKNOWN_MEMBER_ID  # the group has members

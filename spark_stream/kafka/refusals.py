@@ -176,6 +176,12 @@ class UnsupportedCompression(Refusal):
     code = KafkaCode.UNSUPPORTED_COMPRESSION_TYPE
 
 
+class LateGeneration(Refusal):
+    """The error for a generation of a group that does not exist."""
+
+    code = KafkaCode.ILLEGAL_GENERATION
+
+
 class AbortableFailure(Refusal):
     """The error for a transaction that cannot be committed. The client aborts it."""
 

@@ -305,6 +305,26 @@ def test_positions_in_unknown_topics_have_an_error(log, topic, gateway):
     assert position(gateway, topic, topic) == 2
 
 
+def test_faults_of_single_positions_leave_the_others(log, topic, gateway):
+    log.create_topic(topic, partitions=2)
+    member, generation = joined(gateway, topic, [topic])
+    places = [
+        {"partition_index": number, "committed_offset": offset}
+        for number, offset in ((0, 5), (1, -1), (7, 5))
+    ]
+    fields = {"group_id": topic, "topics": [{"name": topic, "partitions": places}]}
+    fields |= {"member_id": member, "generation_id_or_member_epoch": generation}
+    found = asked(gateway, "OffsetCommit", 6, fields)
+    assert [each["error_code"] for each in found["topics"][0]["partitions"]] == [
+        0,
+        KafkaCode.OFFSET_OUT_OF_RANGE,
+        KafkaCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert position(gateway, topic, topic) == 5
+    code = committed(gateway, topic, topic, 6, member, generation + 5)
+    assert code == KafkaCode.ILLEGAL_GENERATION
+
+
 # -- operators -------------------------------------------------------------------------------------
 
 
