@@ -33,6 +33,7 @@ from spark_stream.kafka.records.encoding import encode_batch
 from spark_stream.kafka.refusals import KafkaCode, code_of
 from spark_stream.kafka.typed import as_records, read_columns
 from spark_stream.loggers import logger_of
+from spark_stream.schema.schemas import is_default
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import AskedTopic, PartitionOffset, TopicDescription
 
@@ -54,6 +55,9 @@ AHEAD_BYTES: Final = 32 << 20
 """
 
 _AHEAD_MIN: Final = 64 << 10
+_SCHEMA_S: Final = 5.0
+"""The greatest age of the columns of a typed topic."""
+
 _IDLE_S: Final = 60.0
 """The time without a fetch after which a partition's reader is stopped."""
 
@@ -91,12 +95,14 @@ class PartitionReader:
 
     def __init__(
         self,
+        topic: TopicDescription,
         source: Source,
         position: int,
         arrived: threading.Event,
         sent: Tally,
         ahead_bytes: int,
     ) -> None:
+        self.topic = topic.id, topic.schema
         self.source = source
         self.position = position
         self.used = time.monotonic()
@@ -198,6 +204,7 @@ class FetchSession:
         self._sent = sent
         self._readers: dict[tuple[Place, Isolation], PartitionReader] = {}
         self._arrived = threading.Event()
+        self._described: dict[str, float] = {}
 
     def close(self) -> None:
         """Stop all readers."""
@@ -259,11 +266,11 @@ class FetchSession:
 
     def _reader(self, place: Place, isolation: Isolation, position: int) -> PartitionReader:
         name, number = place
-        topic = topic_of(self._log, name, number)
+        topic = self._present(topic_of(self._log, name, number))
         if position < 0:
             raise OffsetOutOfRange(f"{name}/{number}: there is no offset {position}")
         reader = self._readers.get((place, isolation))
-        if reader is not None and reader.source.topic_id != topic.id:
+        if reader is not None and reader.topic != (topic.id, topic.schema):
             self._drop(place, isolation)
             reader = None
         if reader is None:
@@ -278,10 +285,20 @@ class FetchSession:
             )
             share = AHEAD_BYTES // (len(self._readers) + 1)
             ahead_bytes = min(FETCH_BYTES, max(_AHEAD_MIN, share))
-            reader = PartitionReader(source, position, self._arrived, self._sent, ahead_bytes)
+            reader = PartitionReader(
+                topic, source, position, self._arrived, self._sent, ahead_bytes
+            )
             self._readers[place, isolation] = reader
         reader.move_to(position)
         return reader
+
+    def _present(self, topic: TopicDescription) -> TopicDescription:
+        """Return a typed topic as it is now: it may have other columns than some seconds ago."""
+        now = time.monotonic()
+        if is_default(topic.schema) or now - self._described.get(topic.name, 0.0) < _SCHEMA_S:
+            return topic
+        self._described[topic.name] = now
+        return self._log.describe(topic.name)
 
     def _drop(self, place: Place, isolation: Isolation) -> None:
         reader = self._readers.pop((place, isolation), None)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import confluent_kafka
 import pyarrow as pa
 import pytest
 
+from spark_stream.kafka import reading
 from spark_stream.kafka.refusals import KafkaCode
 from spark_stream.kafka.typed import COLUMNS, as_records, as_rows
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, TIMESTAMP
-from tests.kafka.clients import produced, producer_at, read_at, sent
+from tests.kafka.clients import WAIT_S, produced, producer_at, read_at, sent
 from tests.kafka.kafka_batches import by_kafka
 
 MOMENT = datetime(2026, 11, 29, 10, 0, 0, 123_456, UTC)
@@ -157,3 +160,21 @@ def test_a_column_that_was_added_is_known_after_a_refusal(log, topic, gateway):
     second = by_kafka([(None, b'{"id": 2, "added": 3}', [], 0)])
     assert produced(gateway, topic, second)["error_code"] == 0
     assert log.read(topic)["added"].to_pylist() == [None, 3]
+
+
+@pytest.mark.slow
+def test_a_consumer_sees_a_column_that_was_added(log, topic, gateway, monkeypatch):
+    monkeypatch.setattr(reading, "_SCHEMA_S", 0.1)
+    log.create_topic(topic, schema=SCHEMA)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": gateway, "group.id": "none"})
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    with closing(consumer), log.producer() as producer:
+        producer.append(topic, table().slice(1, 1)).result()
+        assert "added" not in json.loads(consumer.poll(WAIT_S).value())
+        schema = SCHEMA.append(pa.field("added", pa.int32()))
+        log.alter_topic(topic, schema=schema)
+        row = pa.RecordBatch.from_pylist([{"id": 5, "added": 7}], schema=schema)
+        found = None
+        while found != 7:  # a record that was fetched before has the earlier columns
+            producer.append(topic, row).result()
+            found = json.loads(consumer.poll(WAIT_S).value()).get("added")
