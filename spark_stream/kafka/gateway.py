@@ -56,6 +56,9 @@ LARGE: Final = 1 << 20
 SILENCE_S: Final = 30.0
 """The longest pause within a large request."""
 
+LARGE_BYTES_PER_S: Final = 1 << 20
+"""The least rate of a large request. Slower ones would keep the memory from other clients."""
+
 IDLE_S: Final = 600.0
 """The longest time without a request. Kafka's default of ``connections.max.idle.ms``."""
 
@@ -217,7 +220,7 @@ class KafkaGateway:
 
     def _serve(self, sock: socket.socket) -> None:
         client = KafkaClient(self._users, self.counts)
-        held = 0
+        held, large_by = 0, 0.0
         login_by = time.monotonic() + LOGIN_S
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -233,7 +236,7 @@ class KafkaGateway:
             if client.user is None:
                 connection.size_max = LOGIN_BYTES_MAX
             while True:
-                sock.settimeout(_patience_s(client, login_by, is_within=held > 0))
+                sock.settimeout(_patience_s(client, login_by, large_by if held else None))
                 data = sock.recv(_RECEIVE_BYTES)
                 if not data:
                     return
@@ -251,7 +254,9 @@ class KafkaGateway:
                     # After the first version of a handshake the token has no header.
                     is_first = request.api == "SaslHandshake" and request.version == 0
                     connection.expects_token = is_first and client.mechanism is not None
-                held = self._held(held, connection.incomplete)
+                before, held = held, self._held(held, connection.incomplete)
+                if held != before:
+                    large_by = time.monotonic() + SILENCE_S + held / LARGE_BYTES_PER_S
         except (Refusal, LoginEnded) as error:
             logger.warning("a Kafka client was disconnected: %s", error)
         except OSError as error:
@@ -352,17 +357,21 @@ def _packets(parts: list[bytes]) -> list[bytes]:
     return [b"".join(parts)]
 
 
-def _patience_s(client: KafkaClient, login_by: float, *, is_within: bool) -> float:
+def _patience_s(client: KafkaClient, login_by: float, large_by: float | None) -> float:
     """Return the longest wait for the next bytes of a client.
 
-    ``is_within``: a part of a large request has arrived.
+    ``large_by``: the end of the time for the large request of which a part has arrived, or None.
 
     Raises:
-        TimeoutError: The client has not logged in in time.
+        TimeoutError: The client has not logged in in time, or its request is too slow.
     """
-    if client.user is not None:
-        return SILENCE_S if is_within else IDLE_S
-    left_s = login_by - time.monotonic()
-    if left_s <= 0:
-        raise TimeoutError(f"it has not logged in within {LOGIN_S:g} s")
-    return left_s
+    now = time.monotonic()
+    if client.user is None:
+        if now >= login_by:
+            raise TimeoutError(f"it has not logged in within {LOGIN_S:g} s")
+        return login_by - now
+    if large_by is None:
+        return IDLE_S
+    if now >= large_by:
+        raise TimeoutError("its large request arrives too slowly")
+    return min(SILENCE_S, large_by - now)

@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
@@ -308,6 +309,25 @@ def test_large_requests_share_a_limit_and_silent_ones_end(shared, log, topic, mo
         silent.settimeout(WAIT_S)
         assert silent.recv(1) == b""
     assert sorted(each["base_offset"] for each in answers) == list(range(8))
+
+
+def test_a_slow_large_request_ends(shared, monkeypatch):
+    """Otherwise some slow connections would keep the memory for large requests."""
+    monkeypatch.setattr(gateway_module, "SILENCE_S", 1.0)
+    with started(shared.address) as address, connected(address) as slow:
+        slow.settimeout(0.2)
+        slow.sendall(struct.pack(">i", 2 << 20))
+        ends = time.monotonic() + WAIT_S
+        has_ended = False
+        while not has_ended and time.monotonic() < ends:
+            try:
+                slow.sendall(b"x")
+                has_ended = slow.recv(1) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                has_ended = True
+        assert has_ended
 
 
 def test_the_command_serves_until_it_is_terminated(shared, log, topic):
