@@ -163,6 +163,7 @@ def test_the_directory_has_its_format_and_the_address_of_its_broker(directory):
             "address": status.address,
             "peer_address": "",
             "metrics_address": "",
+            "kafka_address": "",
             "pid": status.pid,
             "directory": str(directory.path),
         }
