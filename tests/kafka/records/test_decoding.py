@@ -13,6 +13,7 @@ import pytest
 from kafka.record.memory_records import MemoryRecords
 
 from spark_stream.kafka import refusals
+from spark_stream.kafka.records import decoding, encoding
 from spark_stream.kafka.records.batches import Batch, Compression, read_batches
 from spark_stream.kafka.records.decoding import decode_records
 from spark_stream.kafka.records.encoding import encode_batch
@@ -185,3 +186,34 @@ def test_any_bytes_are_decoded_or_refused(seed):
     for batch in refused_or(rebuilt(data, bytes(body), **fields)):
         with suppress(refusals.Refusal):
             decode_records(batch).rows.validate(full=True)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_few_records_are_converted_as_many_are(seed, monkeypatch):
+    """A loop is faster for few records. It has the same results and refuses the same bytes."""
+    rng = random.Random(seed)
+    data = bytearray(by_kafka(random_rows(rng, rng.randint(1, 40))))
+    whole = bytes(data)
+    body = bytearray(whole[61:])
+    for _ in range(rng.choice([0, 1, 3])):
+        body[rng.randrange(len(body))] = rng.randrange(256)
+    changed = rebuilt(whole, bytes(body))
+
+    def result(few: int) -> Any:
+        monkeypatch.setattr(decoding, "FEW", few)
+        monkeypatch.setattr(encoding, "FEW", few)
+        [batch] = read_batches(pa.py_buffer(changed), LIMIT)
+        try:
+            found = decode_records(batch)
+        except refusals.Refusal as error:
+            return type(error)
+        offsets = np.arange(len(found.rows), dtype=np.int64)
+        return found.offsets.tolist(), found.rows, encode_batch(found.rows, offsets)
+
+    one_by_one, together = result(100), result(0)
+    if isinstance(together, tuple):
+        assert one_by_one[0] == together[0]
+        assert one_by_one[1].equals(together[1])
+        assert one_by_one[2] == together[2]
+    else:
+        assert one_by_one is together
