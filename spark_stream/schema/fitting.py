@@ -33,7 +33,6 @@ UTF8_HINT: Final = "Convert the file to UTF-8, for example by iconv."
 _MAY_BE_NULL: Final = ("", *NULLS, "NaN", "nan", "None", "-")
 _SHOWN_MAX: Final = 60
 _HINT: Final = "Correct or remove the record."
-_ANYWHERE: Final = -1
 
 
 class _WrongTypeError(Exception):

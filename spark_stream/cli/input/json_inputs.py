@@ -124,6 +124,3 @@ def _lines(block: bytes, is_last: bool, read: int) -> bytes:
     # No token contains a raw null character, so it can mark the end of an element.
     joined = b"\0".join([*found, b""])
     return joined.replace(b"\n", b" ").replace(b"\0", b"\n")
-
-
-# -- errors ----------------------------------------------------------------------------------------
