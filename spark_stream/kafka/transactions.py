@@ -184,8 +184,8 @@ def end(call: KafkaCall) -> Answer:
         with known.lock:
             if fields["committed"]:
                 _commit(call, known)
-            elif not _abort(call, known):
-                return {"error_code": int(KafkaCode.INVALID_TXN_STATE)}
+            else:  # if the latest one was committed, the client's next one was not begun
+                _abort(call, known)
     except (IsologError, Refusal) as error:
         return {"error_code": _code(call, error)}
     return {}
@@ -221,13 +221,14 @@ def _commit(call: KafkaCall, known: KafkaTransaction) -> None:
 
 def _abort(call: KafkaCall, known: KafkaTransaction) -> bool:
     """Abort the latest transaction of a producer. Return False if it was committed before."""
-    number = known.branch.number if known.branch is not None else _described(call, known).number
+    found = _described(call, known)
+    abort = AbortTransaction.of(**known.own, number=max(0, found.number))
     try:
-        call.log._connection.call(AbortTransaction.of(**known.own, number=max(0, number)))
+        call.log._connection.call(abort)
     except InvalidTransaction:
         return False
-    except TransactionAborted:
-        pass  # it has timed out
+    except (TransactionAborted, UnknownTransaction):
+        pass  # it has timed out, or was not begun
     known.end()
     return True
 
