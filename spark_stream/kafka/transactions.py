@@ -214,8 +214,10 @@ def _commit(call: KafkaCall, known: KafkaTransaction) -> None:
             raise AbortableFailure(f"the transaction was aborted: {error.message}") from error
         raise
     except (TransactionAborted, InvalidTransaction):
+        if known.branch is None:
+            raise
         known.end()
-        raise
+        _commit(call, known)  # the present one, which another gateway has begun
     known.end()
 
 
@@ -241,11 +243,17 @@ def _begun(call: KafkaCall, name: str, producer_id: int) -> KafkaTransaction:
     """
     known = call.transactions.of(name, producer_id)
     with known.lock:
-        if known.branch is None or not known.is_own:
-            after = _described(call, known).number
-            begin = BeginTransaction.of(**known.own, after=after, retriable=False)
+        found = _described(call, known)
+        if not _is_present(known, found):
+            begin = BeginTransaction.of(**known.own, after=found.number, retriable=False)
             known.open(call.log._connection.call(begin), is_own=True)
         return known
+
+
+def _is_present(known: KafkaTransaction, found: TransactionDescription) -> bool:
+    """Return whether this gateway began the present transaction: another one may have ended it."""
+    branch = known.branch if known.is_own else None
+    return branch is not None and (found.number, found.state) == (branch.number, "open")
 
 
 def _described(call: KafkaCall, known: KafkaTransaction) -> TransactionDescription:
@@ -264,7 +272,7 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
     try:
         known = call.transactions.of(fields["transactional_id"], fields["producer_id"])
         with known.lock:
-            if known.branch is None or not known.is_own:  # AddOffsetsToTxn comes before
+            if not _is_present(known, _described(call, known)):  # AddOffsetsToTxn comes before
                 raise AbortableFailure("another gateway began the transaction")
             owners = owners_of(call, group, member, fields["generation_id"])
             _check_owner(call, group, owners.get(group))

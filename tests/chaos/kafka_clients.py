@@ -296,7 +296,7 @@ class KafkaClients:
         """Copy each committed record once."""
         producer, consumer = self._transactional(worker), self._consumer(COPY, **_MANUAL)
         while not worker.stopped.is_set():
-            messages = [each for each in consumer.consume(50, 0.5) if each.error() is None]
+            messages = [each for each in consumer.consume(500, 0.5) if each.error() is None]
             if not messages:
                 continue
 
@@ -338,7 +338,9 @@ class KafkaClients:
         wanted = _identities(table)
         with suppress(AssertionError):
             eventually(lambda: set(wanted) <= self._read, _ENDING_S)
-            eventually(lambda: len(log.read(COPY, isolation="read_committed")) >= len(wanted))
+            eventually(
+                lambda: len(log.read(COPY, isolation="read_committed")) >= len(wanted), _ENDING_S
+            )
         self._end.set()
         problems += [f"{name} does not end" for name in _joined(self._readers)]
         if missing := sorted(set(wanted) - self._read):
@@ -347,8 +349,11 @@ class KafkaClients:
             problems.append(f"the group read {len(invented)} others, first {invented[:3]}")
         copied = Counter(_identities(log.read(COPY, isolation="read_committed", metadata=True)))
         if copied != Counter(wanted):
-            differing = (copied - Counter(wanted)) + (Counter(wanted) - copied)
-            problems.append(f"the copy differs in {differing.total()}: {list(differing)[:3]}")
+            for what, rows in (
+                ("lacks", Counter(wanted) - copied),
+                ("has too many of", copied - Counter(wanted)),
+            ):
+                problems.append(f"the copy {what} {rows.total()}: {list(rows)[:3]}")
         if not (self._copied["committed"] and wanted):
             problems.append(f"nothing was copied: {self._copied}")
         called = time.monotonic_ns()

@@ -383,6 +383,13 @@ def test_two_gateways_never_have_the_same_transaction(log, topic, gateway, other
     assert move(gateway) == 0
     assert end(gateway) == 0
     assert position(gateway, topic, topic) == 1
+    # The first one still has a transaction that the other ends, and must not take its positions.
+    assert add(gateway) == 0
+    assert end(other_gateway) == KafkaCode.UNKNOWN_PRODUCER_ID
+    assert add(other_gateway) == 0
+    assert move(gateway) == KafkaCode.ILLEGAL_GENERATION
+    assert move(other_gateway) == 0
+    assert end(other_gateway) == 0
     assert add(other_gateway) == 0
     # The first gateway has committed the transaction before, and must not answer for this one.
     assert end(gateway) == KafkaCode.UNKNOWN_PRODUCER_ID
