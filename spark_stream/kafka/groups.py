@@ -29,7 +29,7 @@ from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.messages.reading import read_message
 from spark_stream.kafka.messages.schemas import load_schema
 from spark_stream.kafka.messages.writing import write_message
-from spark_stream.kafka.reading import topic_of
+from spark_stream.kafka.reading import numbers_by_topic, topic_of
 from spark_stream.kafka.refusals import (
     KafkaCode,
     LateGeneration,
@@ -236,12 +236,10 @@ def _subscription(metadata: bytes) -> tuple[list[str], set[tuple[str, int]]]:
 
 def _assignment(assigned: Iterable[tuple[str, int]]) -> bytes:
     """Return the assignment of a member, as its client reads it."""
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in sorted(assigned):
-        by_topic.setdefault(topic, []).append(number)
     values = {
         "assigned_partitions": [
-            {"topic": topic, "partitions": numbers} for topic, numbers in by_topic.items()
+            {"topic": topic, "partitions": numbers}
+            for topic, numbers in numbers_by_topic(sorted(assigned)).items()
         ]
     }
     return b"\0\0" + b"".join(write_message(load_schema("ConsumerProtocolAssignment"), 0, values))
@@ -361,9 +359,7 @@ def offset_fetch(call: KafkaCall) -> Answer:
         ]
         return _failed(code, topics=topics)
     if asked is None:
-        numbers: dict[str, list[int]] = {}
-        for topic, number in sorted(offsets):
-            numbers.setdefault(topic, []).append(number)
+        numbers = numbers_by_topic(sorted(offsets))
     else:
         numbers = {each["name"]: each["partition_indexes"] for each in asked}
     return {

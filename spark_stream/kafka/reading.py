@@ -375,13 +375,10 @@ def _looked_up(
     """Look up offsets. ``given``: fields of an ``AskedTopic``."""
     if not places:
         return {}
-    by_topic: dict[str, list[int]] = {}
-    for topic, number in places:
-        by_topic.setdefault(topic, []).append(number)
     try:
         asked = [
             AskedTopic.of(topic=topic, partitions=numbers, **given)
-            for topic, numbers in by_topic.items()
+            for topic, numbers in numbers_by_topic(places).items()
         ]
         found = log._topics.look_up(asked)
     except IsologError as error:
@@ -436,6 +433,14 @@ def _bound(found: PartitionOffset, isolation: Isolation) -> int:
     is_committed = isolation is Isolation.READ_COMMITTED
     bound = facts.last_stable_offset if is_committed else facts.high_watermark
     return found.log_end_offset if bound is None else bound
+
+
+def numbers_by_topic(places: Iterable[Place]) -> dict[str, list[int]]:
+    """Return the numbers of partitions by their topics."""
+    found: dict[str, list[int]] = {}
+    for topic, number in places:
+        found.setdefault(topic, []).append(number)
+    return found
 
 
 def _by_topic(

@@ -12,9 +12,8 @@ moves. Only that gateway commits it. If it ends before, another one answers with
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from spark_stream.consistency.partition.producers import EPOCH_MAX, SEQUENCE_MAX, Stamp
 from spark_stream.errors import (
@@ -30,7 +29,7 @@ from spark_stream.errors import (
 from spark_stream.kafka.calls import Answer, KafkaCall
 from spark_stream.kafka.groups import committed, group_code, owners_of, positions_in
 from spark_stream.kafka.memory.transactions import KafkaTransaction, instance_of
-from spark_stream.kafka.reading import Place, topic_of
+from spark_stream.kafka.reading import Place, numbers_by_topic, topic_of
 from spark_stream.kafka.records.batches import Batch
 from spark_stream.kafka.refusals import AbortableFailure, KafkaCode, Refusal, code_of
 from spark_stream.wire.consumer_messages import CheckConsumer
@@ -388,12 +387,10 @@ def _shown(call: KafkaCall, name: str) -> Answer:
         "transaction_start_time_ms": found.began_ms,
         "producer_id": found.producer_id,
         "producer_epoch": found.epoch,
-        "topics": _by_topic((each.topic, each.partition) for each in found.partitions),
+        "topics": [
+            {"topic": topic, "partitions": numbers}
+            for topic, numbers in numbers_by_topic(
+                (each.topic, each.partition) for each in found.partitions
+            ).items()
+        ],
     }
-
-
-def _by_topic(places: Iterable[Place]) -> list[Mapping[str, Any]]:
-    numbers: dict[str, list[int]] = {}
-    for topic, number in places:
-        numbers.setdefault(topic, []).append(number)
-    return [{"topic": topic, "partitions": each} for topic, each in numbers.items()]
