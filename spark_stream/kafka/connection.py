@@ -170,7 +170,7 @@ def _client_id(data: memoryview, at: int) -> tuple[str, int]:
 
 
 def _after_tags(data: memoryview, at: int) -> int:
-    """Return the place after the tagged fields of a header. No version has a known one."""
+    """Return the place after the tagged fields of a header, which are not used."""
     reader = MessageReader(data[at:])
     for _ in range(reader.count(reader.uvarint())):
         reader.uvarint()

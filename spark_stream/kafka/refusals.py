@@ -119,7 +119,7 @@ class LoginEnded(Exception):
 
 
 class OutOfSequence(Refusal):
-    """The error for a login at a moment when none is expected."""
+    """The error for a login out of its order."""
 
     code = KafkaCode.ILLEGAL_SASL_STATE
 

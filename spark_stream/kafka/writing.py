@@ -130,7 +130,7 @@ def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) ->
     records = decode_records(batch).rows
     try:
         rows = as_rows(records, topic.schema)
-    except SchemaMismatch:  # the topic may have other columns by now
+    except SchemaMismatch:  # the columns of the topic may have changed
         call.log._topics.drop(name)
         topic = topic_of(call.log, name, partition)
         rows = as_rows(records, topic.schema)

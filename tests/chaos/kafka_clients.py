@@ -385,7 +385,7 @@ def _one_transaction(producer: Any, write: Callable[[], None], *, aborts: bool) 
         _retried(lambda: producer.commit_transaction(_WAIT_S))
     except KafkaException as error:
         if not error.args[0].txn_requires_abort():
-            # Fatal. The next producer with this id aborts what was not committed.
+            # Fatal. The next producer with this id aborts its open transaction.
             return "unknown" if asked_to_commit else "aborted"
         try:
             _retried(lambda: producer.abort_transaction(_WAIT_S))
