@@ -246,6 +246,25 @@ def test_an_overwritten_store_is_detected_and_not_written(path, tmp_path, raw):
     assert records(path) == [CLUSTER]
 
 
+def test_a_store_is_opened_after_an_incomplete_checkpoint(path):
+    """A full disk stops a checkpoint after the header, which then counts missing pages."""
+    store = full_store(path)
+    store.put("later", {"much": "x" * 20_000}, 0)  # it has new pages, so the header changes
+    pages = path.stat().st_size // 4096
+    with path.open("r+b") as file:
+        file.seek(28)  # the number of pages in SQLite's header
+        file.write((pages + 1).to_bytes(4))
+    late = SqliteStore(path)
+    store._writer.execute("pragma wal_checkpoint")
+    for each in (store, late):
+        each.changes(0)
+        assert each.lost is None
+    late.put("even later", {}, 0)
+    late.close()
+    store.close()
+    assert records(path) == [CLUSTER, "even later", "later"]
+
+
 def test_a_temporarily_unreadable_file_is_not_reported_as_overwritten(path, monkeypatch):
     """A process may be short of descriptors."""
     store = full_store(path)

@@ -91,7 +91,7 @@ _SCHEMA: Final = (
 _TABLES: Final = "select name from sqlite_master where type = 'table'"
 _REVISION: Final = "version"  # names of counters
 _FORGOTTEN: Final = "forgotten"
-_NUMBER: Final = "pragma application_id = {}"
+_NUMBER: Final = "pragma application_id"
 _COUNTER: Final = "select value from counter where name = ?"
 _COUNT: Final = "update counter set value = ? where name = ?"
 _INSERT: Final = "insert or ignore into record values (?, ?, ?)"
@@ -155,6 +155,7 @@ class SqliteStore:
                     # SQLite opens its log by name with the first read: the name may not exist
                     # later.
                     self._reader.execute(_COUNTER, (_REVISION,)).fetchone()
+                    (self._place.number,) = self._reader.execute(_NUMBER).fetchone()
             undo.pop_all()
         self._watch = FolderWatch(path.parent, path.name)
         self._looking = threading.Lock()
@@ -492,7 +493,7 @@ class SqliteStore:
                 path=str(self._path),
             )
         # These come before the tables, and before there is a log: a process may end in between.
-        first = () if tables else (f"pragma user_version = {FORM}", _NUMBER.format(new_number()))
+        first = () if tables else (f"pragma user_version = {FORM}", f"{_NUMBER} = {new_number()}")
         return all(self._try_execute(statement) for statement in (*first, *_SCHEMA))
 
     def _try_execute(self, statement: str) -> bool:

@@ -133,13 +133,16 @@ class StorePlace:
         )
         self._opened: FileId | None = None
         self._seen: tuple[int, int, int] | None = None
-        self._number: int | None = None
+        self.number: int | None = None
+        """The number of the open store, as its connections read it."""
         self._revision = -1
         self.is_overwritten = False
 
     @contextmanager
     def opening(self) -> Iterator[None]:
         """Lock the note while the caller opens the file, if no process has another one open.
+
+        The caller sets ``number``. The file itself does not have it after an incomplete checkpoint.
 
         Raises:
             MetadataLost: One has, or the write-ahead log at the path is that of another file.
@@ -151,7 +154,7 @@ class StorePlace:
         yield
         self._seen = _seen_at(self._path)
         self._opened = None if self._seen is None else self._seen[:2]
-        self._number, self._revision = _content_of(self._path)
+        _, self._revision = _content_of(self._path)
         if first:
             self._write_note(self._opened, None)
             self._write_revision()
@@ -299,7 +302,7 @@ class StorePlace:
         for _ in range(_READS):
             least = max(self._revision, self._noted_revision())  # it rises, so it is read first
             content = _content_of(self._path)
-            if _matches(content, self._number, least):
+            if _matches(content, self.number, least):
                 self._revision = max(content[1], least)
                 self._write_revision()
                 return self._note().get("file") is not None
@@ -333,7 +336,7 @@ class StorePlace:
         return found if isinstance(found, dict) else {}
 
     def _write_note(self, file: FileId | None, copy_of: FileId | None) -> None:
-        note = json.dumps({"file": file, "number": self._number, "copy_of": copy_of})
+        note = json.dumps({"file": file, "number": self.number, "copy_of": copy_of})
         os.pwrite(self._descriptor, note.ljust(_NOTE_LENGTH).encode(), 0)
 
     def _open_elsewhere(self) -> MetadataLost:
