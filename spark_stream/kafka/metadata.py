@@ -51,9 +51,9 @@ def metadata(call: KafkaCall) -> Answer:
 
 
 def brokers(gateways: Gateways) -> list[Answer]:
-    """Return the id and the address of each live gateway, with the names of Metadata."""
+    """Return the id and the address of each gateway, with the names of Metadata."""
     return [
-        {"node_id": each.node_id, "host": each.host, "port": each.port} for each in gateways.alive
+        {"node_id": each.node_id, "host": each.host, "port": each.port} for each in gateways.all
     ]
 
 

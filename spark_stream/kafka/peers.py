@@ -1,9 +1,10 @@
 """The gateways of a cluster: their ids, which of them are alive, and the tasks of each.
 
-Kafka's clients see every gateway as a broker. Each partition has one of the live gateways as its
-leader, by rendezvous hashing: the end of a gateway moves only its own partitions. All groups and
-transactions have one gateway as their coordinator. The gateways have no state in common, so a
-client may use any of them, also during a change.
+Kafka's clients see every gateway as a broker, also one that does not answer: librdkafka waits
+without end for a coordinator that is missing in the metadata. Each partition has one of the live
+gateways as its leader, by rendezvous hashing: the end of a gateway moves only its own partitions.
+All groups and transactions have one gateway as their coordinator. The gateways have no state in
+common, so a client may use any of them, also during a change.
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ class Gateways:
         self, own: GatewayAddress, others: Iterable[GatewayAddress] = (), *, has_tls: bool = False
     ) -> None:
         self.own = own
+        """The address of this gateway."""
         self._others = tuple(each for each in dict.fromkeys(others) if each != own)
         self._failures = dict.fromkeys(self._others, 0)
         self._tls = _unverified() if has_tls else None
@@ -84,9 +86,9 @@ class Gateways:
         self._closed.set()
 
     @property
-    def alive(self) -> Sequence[GatewayAddress]:
-        """The gateways that answer, in the order of their ids."""
-        return self._alive
+    def all(self) -> Sequence[GatewayAddress]:
+        """All gateways, also those that do not answer, in the order of their ids."""
+        return sorted((self.own, *self._others), key=lambda each: each.node_id)
 
     def leader(self, topic: str, partition: int) -> GatewayAddress:
         """Return the gateway that leads a partition for Kafka's clients."""
@@ -99,7 +101,7 @@ class Gateways:
 
     def _found_alive(self) -> list[GatewayAddress]:
         answering = (each for each, failed in self._failures.items() if failed < _FAILURES)
-        return sorted((self.own, *answering), key=lambda each: each.node_id)
+        return [self.own, *answering]
 
     def _probe_all(self) -> None:
         while not self._closed.wait(PROBE_S):

@@ -54,6 +54,7 @@ class KafkaCode(IntEnum):
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
     COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
     INVALID_TOPIC_EXCEPTION = 17
     NOT_ENOUGH_REPLICAS = 19
     INVALID_REQUIRED_ACKS = 21
@@ -186,6 +187,12 @@ class AbortableFailure(Refusal):
     """The error for a transaction that cannot be committed. The client aborts it."""
 
     code = KafkaCode.INVALID_TXN_STATE
+
+
+class NotCoordinator(Refusal):
+    """The error for a request about a transaction at a gateway that does not coordinate it."""
+
+    code = KafkaCode.NOT_COORDINATOR
 
 
 class BatchTooLarge(Refusal):

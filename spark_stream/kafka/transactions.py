@@ -6,7 +6,7 @@ that owns the transactional id, and Kafka's epoch is the first one of isolog in 
 may write. Sequences continue from there on, so the leaders recognise duplicates of any transaction.
 
 The brokers have the decision, and the gateway that began a transaction has the positions that it
-moves. Only that gateway commits it. If it ends before, another one answers with
+moves. Only the coordinator begins one, and only the gateway that began it commits it. If it ends before, another one answers with
 ``UNKNOWN_PRODUCER_ID`` after it has aborted the transaction, and the client begins another.
 """
 
@@ -31,7 +31,13 @@ from spark_stream.kafka.groups import committed, group_code, owners_of, position
 from spark_stream.kafka.memory.transactions import KafkaTransaction, instance_of
 from spark_stream.kafka.reading import Place, numbers_by_topic, topic_of
 from spark_stream.kafka.records.batches import Batch
-from spark_stream.kafka.refusals import AbortableFailure, KafkaCode, Refusal, code_of
+from spark_stream.kafka.refusals import (
+    AbortableFailure,
+    KafkaCode,
+    NotCoordinator,
+    Refusal,
+    code_of,
+)
 from spark_stream.wire.consumer_messages import CheckConsumer
 from spark_stream.wire.limits import TRANSACTION_TIMEOUT_MS_MAX
 from spark_stream.wire.transaction_messages import (
@@ -239,11 +245,13 @@ def _begun(call: KafkaCall, name: str, producer_id: int) -> KafkaTransaction:
 
     Raises:
         InvalidTransaction: Another gateway has begun it.
+        NotCoordinator: This gateway should not begin it.
     """
     known = call.transactions.of(name, producer_id)
     with known.lock:
         found = _described(call, known)
         if not _is_present(known, found):
+            _check_coordinator(call)
             begin = BeginTransaction.of(**known.own, after=found.number, retriable=False)
             known.open(call.log._connection.call(begin), is_own=True)
         return known
@@ -253,6 +261,12 @@ def _is_present(known: KafkaTransaction, found: TransactionDescription) -> bool:
     """Return whether this gateway began the present transaction: another one may have ended it."""
     branch = known.branch if known.is_own else None
     return branch is not None and (found.number, found.state) == (branch.number, "open")
+
+
+def _check_coordinator(call: KafkaCall) -> None:
+    """Check that this gateway coordinates. The client may know two, and has to use one."""
+    if call.gateways.coordinator != call.gateways.own:
+        raise NotCoordinator(f"the coordinator is {call.gateways.coordinator}")
 
 
 def _described(call: KafkaCall, known: KafkaTransaction) -> TransactionDescription:
@@ -272,6 +286,7 @@ def txn_offset_commit(call: KafkaCall) -> Answer:
         known = call.transactions.of(fields["transactional_id"], fields["producer_id"])
         with known.lock:
             if not _is_present(known, _described(call, known)):  # AddOffsetsToTxn comes before
+                _check_coordinator(call)
                 raise AbortableFailure("another gateway began the transaction")
             owners = owners_of(call, group, member, fields["generation_id"])
             _check_owner(call, group, owners.get(group))

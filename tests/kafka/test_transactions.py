@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from spark_stream.kafka.refusals import KafkaCode
 from tests.kafka.clients import (
@@ -21,6 +23,7 @@ from tests.kafka.clients import (
 )
 from tests.kafka.kafka_batches import rebuilt
 from tests.kafka.test_groups import committed, consumer_at, fill, position
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -184,14 +187,12 @@ def test_writes_come_through_another_gateway_than_the_decision(shared, log, topi
 def test_a_transaction_whose_gateway_ends_is_aborted_by_its_client(shared, log, topic):
     log.create_topic(topic, partitions=8)
     with started_together(shared.address, 2) as found:
-        addresses = {each["node_id"]: f"{each['host']}:{each['port']}" for each in brokers(found)}
-        at = asked(next(iter(found)), "FindCoordinator", 2, {"key": topic, "key_type": 1})
         producer = producer_at(",".join(found), **{"transactional.id": topic, "linger.ms": 0})
         producer.init_transactions(WAIT_S)
         producer.begin_transaction()
         for partition in range(8):
             send(producer, topic, [partition], partition)
-        found[addresses[at["node_id"]]].close()
+        found[coordinator(found)].close()
         with pytest.raises(KafkaException) as refused:
             commit_with_retries(producer)
         assert refused.value.args[0].txn_requires_abort()
@@ -202,6 +203,79 @@ def test_a_transaction_whose_gateway_ends_is_aborted_by_its_client(shared, log, 
     assert values(log, topic) == [7]
 
 
+def test_positions_move_after_the_end_of_their_coordinator(shared, log, topic):
+    """librdkafka waits without end for a cached coordinator that is not in the metadata."""
+    log.create_topic(topic)
+    with (
+        started_together(shared.address, 2) as found,
+        closing(consumer_at(",".join(found), topic)) as consumer,
+    ):
+        group = consumer.consumer_group_metadata()
+        producer = transactional(",".join(found), topic)
+
+        def copied(offset: int) -> None:
+            producer.begin_transaction()
+            send(producer, topic, [offset])
+            place = TopicPartition(topic, 0, offset)
+            producer.send_offsets_to_transaction([place], group, WAIT_S)
+            producer.commit_transaction(WAIT_S)
+
+        copied(1)
+        ending = found.pop(coordinator(found))
+        ending.close()
+        [left] = found
+        eventually(lambda: coordinator(found) == left)
+        producer.list_topics(timeout=WAIT_S)  # the client reads the new metadata
+        again = threading.Thread(target=copied, args=(2,), daemon=True)
+        again.start()
+        again.join(WAIT_S)
+        assert not again.is_alive()
+        assert values(log, topic) == [1, 2]
+        assert position(left, topic, topic) == 2
+
+
+def test_only_the_coordinator_begins_transactions_and_takes_their_positions(shared, log, topic):
+    """A client may know two gateways, one for its transactions and one for its group."""
+    log.create_topic(topic)
+    with started_together(shared.address, 2) as found:
+        at = coordinator(found)
+        [other] = found.keys() - {at}
+        own = initialised(at, topic)
+        producer = {"producer_id": own["producer_id"], "producer_epoch": 0}
+        producer["transactional_id"] = topic
+        partitions = {"v3_and_below_topics": [{"name": topic, "partitions": [0]}]}
+        begin = {f"v3_and_below_{key}": value for key, value in producer.items()} | partitions
+        refused = KafkaCode.NOT_COORDINATOR
+        answer = asked(other, "AddPartitionsToTxn", 3, begin)
+        [added] = answer["results_by_topic_v3_and_below"][0]["results_by_partition"]
+        assert added["partition_error_code"] == refused
+        assert added_offsets(other, producer, topic) == refused
+        assert log.describe_transaction(topic).state == "empty"
+        assert added_offsets(at, producer, topic) == 0
+        assert moved(other, producer, topic) == refused
+        assert moved(at, producer, topic) == 0
+
+
+def added_offsets(address: str, producer: dict[str, Any], group: str) -> int:
+    found: int = asked(address, "AddOffsetsToTxn", 2, {**producer, "group_id": group})["error_code"]
+    return found
+
+
+def moved(address: str, producer: dict[str, Any], topic: str) -> int:
+    """Move the position of a group with the name of the topic. Return the error code."""
+    places = [{"partition_index": 0, "committed_offset": 1}]
+    fields = {**producer, "group_id": topic, "topics": [{"name": topic, "partitions": places}]}
+    found = asked(address, "TxnOffsetCommit", 3, fields | {"generation_id": -1})
+    code: int = found["topics"][0]["partitions"][0]["error_code"]
+    return code
+
+
+def coordinator(found: dict[str, Any]) -> str:
+    """Return the address of the coordinator, according to the first gateway."""
+    at = asked(next(iter(found)), "FindCoordinator", 2, {"key": "k", "key_type": 1})
+    return f"{at['host']}:{at['port']}"
+
+
 def commit_with_retries(producer: Any) -> None:
     while True:
         try:
@@ -209,11 +283,6 @@ def commit_with_retries(producer: Any) -> None:
         except KafkaException as error:
             if not error.args[0].retriable():
                 raise
-
-
-def brokers(found: dict[str, Any]) -> list[dict[str, Any]]:
-    given: list[dict[str, Any]] = asked(next(iter(found)), "Metadata", 9, {"topics": []})["brokers"]
-    return given
 
 
 def test_kafka_python_writes_transactions(log, topic, gateway):
@@ -361,17 +430,8 @@ def test_two_gateways_never_have_the_same_transaction(log, topic, gateway, other
     own = initialised(gateway, topic)
     producer = {"producer_id": own["producer_id"], "producer_epoch": 0, "transactional_id": topic}
 
-    def add(address: str) -> int:
-        found = asked(address, "AddOffsetsToTxn", 2, {**producer, "group_id": topic})
-        code: int = found["error_code"]
-        return code
-
-    def move(address: str) -> int:
-        places = [{"partition_index": 0, "committed_offset": 1}]
-        fields = {**producer, "group_id": topic, "topics": [{"name": topic, "partitions": places}]}
-        found = asked(address, "TxnOffsetCommit", 3, fields | {"generation_id": -1})
-        code: int = found["topics"][0]["partitions"][0]["error_code"]
-        return code
+    add = partial(added_offsets, producer=producer, group=topic)
+    move = partial(moved, producer=producer, topic=topic)
 
     def end(address: str) -> int:
         code: int = asked(address, "EndTxn", 2, {**producer, "committed": True})["error_code"]
