@@ -6,8 +6,9 @@ that owns the transactional id, and Kafka's epoch is the first one of isolog in 
 may write. Sequences continue from there on, so the leaders recognise duplicates of any transaction.
 
 The brokers have the decision, and the gateway that began a transaction has the positions that it
-moves. Only the coordinator begins one, and only the gateway that began it commits it. If it ends before, another one answers with
-``UNKNOWN_PRODUCER_ID`` after it has aborted the transaction, and the client begins another.
+moves. Only the coordinator begins one, and only the gateway that began it commits it. If it ends
+before, another one answers with ``UNKNOWN_PRODUCER_ID`` after it has aborted the transaction, and
+the client begins another.
 """
 
 from __future__ import annotations
