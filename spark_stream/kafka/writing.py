@@ -127,7 +127,7 @@ def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) ->
     batch = batches[0]
     if batch.is_control:
         raise UnsupportedBatch("only brokers write markers")
-    records = decode_records(batch).rows
+    records = decode_records(batch)
     try:
         rows = as_rows(records, topic.schema)
     except SchemaMismatch:  # the columns of the topic may have changed

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,7 +30,12 @@ def bitmap(values: npt.NDArray[np.bool_]) -> pa.Buffer:
     return pa.py_buffer(np.packbits(values, bitorder="little"))
 
 
-def bytes_scalar(value: bytes) -> pa.Scalar:
-    """Return a binary value."""
-    offsets = pa.py_buffer(np.array([0, len(value)], np.int32))
-    return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(value)])[0]
+def bytes_array(values: Sequence[bytes | None], kind: pa.DataType | None = None) -> pa.Array:
+    """Return some values as an array of binary or of another type with such values."""
+    ends = accumulate((len(each or b"") for each in values), initial=0)
+    offsets = pa.py_buffer(struct.pack(f"={len(values) + 1}i", *ends))
+    present = None
+    if None in values:
+        present = bitmap(np.array([each is not None for each in values]))
+    data = pa.py_buffer(b"".join(each for each in values if each))
+    return pa.Array.from_buffers(kind or pa.binary(), len(values), [present, offsets, data])

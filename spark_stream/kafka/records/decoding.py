@@ -10,9 +10,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from msgspec import Struct
 
 from spark_stream.kafka.records.batches import Batch
+from spark_stream.kafka.records.few import (
+    FEW,
+    check_furthest,
+    check_header_counts,
+    decode_few,
+)
 from spark_stream.kafka.records.varints import (
     VARLONG_BYTES,
     Bytes,
@@ -24,24 +29,10 @@ from spark_stream.kafka.refusals import CorruptBatch, InvalidRecords
 from spark_stream.schema.arrays import bitmap, integers
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
 
-HEADERS_MAX: Final = 1_000
-"""The most headers of a record."""
-
-FEW: Final = 16
-"""The number of records up to which a loop is faster than numpy."""
-
-_MS_MAX: Final = (1 << 63) // 1_000 - 1
 _INT32_MAX: Final = (1 << 31) - 1
 
 
-class DecodedRecords(Struct, frozen=True):
-    """The records of a batch. ``offsets``: the offset of each, as the batch has it."""
-
-    offsets: Ints
-    rows: pa.RecordBatch
-
-
-def decode_records(batch: Batch) -> DecodedRecords:
+def decode_records(batch: Batch) -> pa.RecordBatch:
     """Return the records of a batch, with the columns of ``DEFAULT_SCHEMA``.
 
     Raises:
@@ -51,8 +42,10 @@ def decode_records(batch: Batch) -> DecodedRecords:
     """
     if batch.records.size > _INT32_MAX:
         raise CorruptBatch("the records of a batch are larger than 2 GiB")
+    if batch.count <= FEW:
+        return decode_few(batch)
     data = np.frombuffer(batch.records, np.uint8)
-    found = _parts_of_few(data.data, batch.count) if batch.count <= FEW else _parts(data, batch)
+    found = _parts(data, batch)
     if found.headers.any():
         header_lists, at = _headers(batch.records, data, found.headers, found.at, found.ends)
     else:
@@ -65,16 +58,13 @@ def decode_records(batch: Batch) -> DecodedRecords:
         header_lists,
         _times(batch.first_ms, found.distance_ms),
     ]
-    return DecodedRecords(
-        batch.base_offset + found.delta, pa.RecordBatch.from_arrays(rows, schema=DEFAULT_SCHEMA)
-    )
+    return pa.RecordBatch.from_arrays(rows, schema=DEFAULT_SCHEMA)
 
 
 class _Parts(NamedTuple):
     """The parts of all records. ``headers``: their number, ``at``: the place of the first one."""
 
     distance_ms: Ints
-    delta: Ints
     key_size: Ints
     key_at: Ints
     value_size: Ints
@@ -91,43 +81,11 @@ def _parts(data: Bytes, batch: Batch) -> _Parts:
     ends = starts[1:]
     _, at = read_varints(data, starts[:-1])
     distance_ms, at = read_varints(data, at + 1, VARLONG_BYTES)  # after the attributes
-    delta, at = read_varints(data, at)
+    _, at = read_varints(data, at)
     key_size, key_at = read_varints(data, at)
     value_size, value_at = read_varints(data, _after(key_at, key_size, ends))
     headers, at = read_varints(data, _after(value_at, value_size, ends))
-    return _Parts(distance_ms, delta, key_size, key_at, value_size, value_at, headers, at, ends)
-
-
-def _parts_of_few(data: memoryview, count: int) -> _Parts:
-    """Return the parts of some records one by one, which is faster than numpy for up to ``FEW``."""
-    found = np.empty((len(_Parts._fields), count), np.int64)
-    at = 0
-    for number in range(count):
-        size, at = read_varint(data, at)
-        end = at + size
-        if size < 0 or end > len(data):
-            raise CorruptBatch(f"a record has a length of {size} bytes")
-        distance_ms, at = read_varint(data, at + 1, VARLONG_BYTES)  # after the attributes
-        delta, at = read_varint(data, at)
-        key_size, key_at = read_varint(data, at)
-        value_size, value_at = read_varint(data, _after_one(key_at, key_size, end))
-        headers, at = read_varint(data, _after_one(value_at, value_size, end))
-        found[:, number] = (
-            distance_ms, delta, key_size, key_at, value_size, value_at, headers, at, end
-        )  # fmt: skip
-        at = end
-    if at != len(data):
-        raise CorruptBatch(f"{count} records have {at} bytes, and their batch {len(data)}")
-    return _Parts(*found)
-
-
-def _after_one(at: int, size: int, end: int) -> int:
-    """Return the place after bytes of one record, as :func:`_after`."""
-    if size < -1:
-        raise CorruptBatch("a key or a value has a negative size")
-    if at + max(size, 0) > end:
-        raise CorruptBatch("a key or a value ends after its record")
-    return at + max(size, 0)
+    return _Parts(distance_ms, key_size, key_at, value_size, value_at, headers, at, ends)
 
 
 def _starts(data: memoryview, count: int) -> Ints:
@@ -190,9 +148,8 @@ def _slices(data: pa.Buffer, at: Ints, size: Ints, kind: pa.DataType | None = No
 
 def _times(first_ms: int, distance_ms: Ints) -> pa.Array:
     """Return the times in microseconds."""
-    furthest = max(abs(int(distance_ms.min())), abs(int(distance_ms.max()))) + abs(first_ms)
-    if furthest > _MS_MAX:
-        raise InvalidRecords("isolog cannot store the time of a record")
+    furthest = max(abs(int(distance_ms.min())), abs(int(distance_ms.max())))
+    check_furthest(furthest + abs(first_ms))
     micros = (first_ms + distance_ms) * 1_000
     return pa.Array.from_buffers(TIMESTAMP_TYPE, len(micros), [None, pa.py_buffer(micros)])
 
@@ -204,11 +161,8 @@ def _headers(
 
     The first headers of all records are read together, then the second ones, and so on.
     """
-    if (counts < 0).any():
-        raise CorruptBatch("a record has a negative number of headers")
     most = int(counts.max())
-    if most > HEADERS_MAX:
-        raise InvalidRecords(f"a record has {most} headers, and at most {HEADERS_MAX} are stored")
+    check_header_counts(int(counts.min()), most)
     firsts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=firsts[1:])
     places = np.zeros((4, int(firsts[-1])), np.int64)  # key and size, value and size

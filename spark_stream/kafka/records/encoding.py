@@ -6,25 +6,16 @@ each record.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_stream.kafka.records.batches import pack_batch
-from spark_stream.kafka.records.decoding import FEW
-from spark_stream.kafka.records.varints import (
-    Ints,
-    put_varint,
-    varint_columns,
-    varint_sizes,
-    zigzag,
-)
-from spark_stream.schema.arrays import bytes_scalar, integers
+from spark_stream.kafka.records.few import FEW, encode_few
+from spark_stream.kafka.records.varints import Ints, varint_columns, varint_sizes, zigzag
+from spark_stream.schema.arrays import bytes_array, integers
 
-_NOTHING: Final = bytes_scalar(b"")
-_NO_HEADERS: Final = bytes_scalar(b"\0")
+_NOTHING, _NO_HEADERS = bytes_array([b"", b"\0"])
 _NEGATIVE, _ZERO = integers(np.array([-1, 0], np.int32), pa.int32())
 
 
@@ -37,38 +28,13 @@ def encode_batch(rows: pa.RecordBatch, offsets: Ints, following: int | None = No
         offsets: The offset of each row, rising.
         following: The offset at which a reader continues, by default after the last row.
     """
-    micros = rows.column("timestamp").cast(pa.int64())
+    micros = rows.column("timestamp")
     times_ms = np.frombuffer(micros.buffers()[1], np.int64, len(micros), 8 * micros.offset) // 1_000
     first_ms, base = int(times_ms[0]), int(offsets[0])
-    encode = _records_of_few if len(rows) <= FEW else _records
+    encode = encode_few if len(rows) <= FEW else _records
     records = encode(rows, times_ms - first_ms, offsets - base)
     last = int(offsets[-1]) if following is None else following - 1
     return pack_batch(base, last - base, first_ms, int(times_ms.max()), rows.num_rows, records)
-
-
-def _records_of_few(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffer:
-    found = bytearray()
-    columns = (rows.column(name).to_pylist() for name in ("key", "value", "headers"))
-    for distance_ms, delta, key, value, headers in zip(
-        distances_ms.tolist(), deltas.tolist(), *columns, strict=True
-    ):
-        record = bytearray(1)  # the attributes
-        put_varint(record, distance_ms)
-        put_varint(record, delta)
-        _put_bytes(record, key)
-        _put_bytes(record, value)
-        put_varint(record, len(headers or ()))
-        for each in headers or ():
-            _put_bytes(record, each["key"].encode())
-            _put_bytes(record, each["value"])
-        put_varint(found, len(record))
-        found += record
-    return pa.py_buffer(bytes(found))
-
-
-def _put_bytes(record: bytearray, value: bytes | None) -> None:
-    put_varint(record, -1 if value is None else len(value))
-    record += value or b""
 
 
 def _records(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffer:

@@ -17,7 +17,7 @@ import numpy as np, pyarrow as pa
 
 for data in sys.argv[1:]:
     for batch in read_batches(pa.py_buffer(bytes.fromhex(data)), 1 << 20):
-        rows = decode_records(batch).rows
+        rows = decode_records(batch)
         encode_batch(rows, np.arange(len(rows)))
 print("pandas" in sys.modules)
 """
