@@ -431,6 +431,11 @@ def run(
             LocalCluster(3, conf=conf, folder=folder, cuttable=not places, places=places)
         )
 
+        @ended.push
+        def _(error, *_):
+            if error is not None:
+                _print_logs(cluster)
+
         def connect():
             return cluster.connect(timeout=60)
 
@@ -538,10 +543,14 @@ def run(
         problems += map(str, _broken(writes[~of_kafka[0]], reads[~of_kafka[1]], finals))
         problems += map(str, _broken(writes[of_kafka[0]], reads[of_kafka[1]], {"kafka-final"}))
         if problems:
-            for broker in cluster.brokers.values():
-                print(f"--- broker {broker.number}\n{broker.log_text()[-6000:]}", file=sys.stderr)
+            _print_logs(cluster)
         failures = [] if copy is None else copy.failures
     return Outcome(seed, mishaps.strikes, notes, writes, reads, failures, problems)
+
+
+def _print_logs(cluster: LocalCluster) -> None:
+    for broker in cluster.brokers.values():
+        print(f"--- broker {broker.number}\n{broker.log_text()[-6000:]}", file=sys.stderr)
 
 
 def _copy(cluster: LocalCluster, log: isolog.Log, ended: ExitStack) -> Copy:

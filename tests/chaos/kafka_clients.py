@@ -168,6 +168,7 @@ class KafkaClients:
                 "linger.ms": 2,
                 "message.timeout.ms": 60_000,
                 "socket.timeout.ms": 10_000,
+                "metadata.recovery.strategy": "none",  # librdkafka's issue 5511
                 "log_level": 0,
                 **settings,
             }
@@ -313,9 +314,13 @@ class KafkaClients:
                     ends[each.partition()] = each.offset() + 1
                 places = [TopicPartition(KAFKA_TOPIC, *each) for each in ends.items()]
                 group = consumer.consumer_group_metadata()
-                producer.send_offsets_to_transaction(places, group, _WAIT_S)
+                _send_offsets(producer, places, group)
 
-            outcome = _one_transaction(producer, write, aborts=worker.random.random() < 0.1)
+            try:
+                outcome = _one_transaction(producer, write, aborts=worker.random.random() < 0.1)
+            except CoordinatorLost:  # the next producer aborts the transaction
+                self.gateways.strikes["positions without an answer"] += 1
+                outcome = "aborted"
             self._copied[outcome] += 1
             if outcome != "committed":  # continue from the stored positions
                 consumer.close()
@@ -393,6 +398,36 @@ def _one_transaction(producer: Any, write: Callable[[], None], *, aborts: bool) 
             return "unknown" if asked_to_commit else "aborted"
         return "aborted"
     return "committed"
+
+
+class CoordinatorLost(Exception):
+    """The error for a producer that waits without end for its group's coordinator."""
+
+
+def _send_offsets(producer: Any, places: list[TopicPartition], group: Any) -> None:
+    """Add positions to a transaction.
+
+    If a gateway ends while librdkafka looks for the coordinator, it waits until another connection
+    changes, and ignores its timeout (its issue 5456).
+
+    Raises:
+        CoordinatorLost: It does not end in time.
+    """
+    outcome: Future[None] = Future()
+
+    def send() -> None:
+        try:
+            producer.send_offsets_to_transaction(places, group, _WAIT_S)
+        except KafkaException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    threading.Thread(target=send, daemon=True).start()
+    try:
+        outcome.result(2 * _WAIT_S)
+    except TimeoutError:
+        raise CoordinatorLost from None
 
 
 def _retried(call: Callable[[], None]) -> None:
