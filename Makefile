@@ -156,6 +156,7 @@ docs: venv  ## Generate tables and pictures of the docs from the code
 	@.venv/bin/python -m docs_site.tables
 	@.venv/bin/python -m docs_site.pictures
 	@.venv/bin/python -m bench.kafka.page
+	@.venv/bin/python -m bench.growth_chart
 	@.venv/bin/python -m tests.rules
 
 docs-site: venv  ## Build the documentation site into build/site/, and check its links

@@ -135,7 +135,7 @@ def _ids(log: isolog.Log, results: Results) -> None:
             _transaction(log, f"id-{number}")
         used = size
         took = _p50_ms(lambda: _transaction(log, "id-0"))
-        _add(results, "begin, append and commit of an id", f"{size:,} ids", "ms", took)
+        _add(results, "transaction of one row", f"{size:,} transactional ids", "ms", took)
 
 
 def _transaction(log: isolog.Log, transactional_id: str) -> None:
@@ -186,7 +186,7 @@ def _rules(results: Results) -> None:
     for size in RULES:
         with access_bench.broker_with_rules(ONE.schema, size) as at:
             took = _p50_ms(at.appender(ONE), 4 * REPEATED)
-            _add(results, "append", f"{size:,} rules", "ms", took)
+            _add(results, "append", f"{size:,} access rules", "ms", took)
 
 
 def _add(results: Results, what: str, of: str, unit: str, measured: float) -> None:

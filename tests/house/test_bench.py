@@ -1,7 +1,8 @@
-"""The bench against an earlier commit: its turns, and the comparison of its figures."""
+"""The bench: its turns against an earlier commit, the comparison of figures, and the curves."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import growth_bench, growth_chart
 from bench.against import Comparison, compare
 from bench.results import Figure
 from bench.turns import Bench
@@ -135,3 +137,12 @@ def test_system_calls_are_read_from_the_summary_of_strace():
 100.00    0.000200                   160         7 total
 """
     assert calls_of(summary) == {"futex": 120, "recvfrom": 40}
+
+
+def test_the_curves_are_those_of_their_results() -> None:
+    facts = json.loads(growth_chart.FACTS.read_text())["measures"]
+    drawn = growth_chart.FACTS.with_suffix(".svg").read_text()
+    assert growth_chart.digest(facts) in drawn
+    found = growth_chart.curves(facts)
+    assert [size for size, *_ in found["partitions"]["append"]] == list(growth_bench.PARTITIONS)
+    assert all(dimension in drawn for dimension in found)
