@@ -27,6 +27,7 @@ from spark_stream.kafka.connection import (
 from spark_stream.kafka.counts import GatewayCounts
 from spark_stream.kafka.handlers import HANDLERS
 from spark_stream.kafka.logins import MECHANISMS, ClusterUser, ClusterUsers
+from spark_stream.kafka.memory.budget import MemoryBudget
 from spark_stream.kafka.memory.members import Members
 from spark_stream.kafka.memory.transactions import Transactions
 from spark_stream.kafka.metadata import api_versions
@@ -49,6 +50,12 @@ logger = logger_of(__name__)
 CONNECTIONS_MAX: Final = 1_000
 FRAMES_MAX: Final = 512 << 20
 """The most bytes of all large requests together."""
+
+ANSWERS_MAX: Final = 512 << 20
+"""The most bytes of all records that slow clients have not received yet.
+
+With less room left, a fetch gets ``ANSWER_BYTES_MIN``.
+"""
 
 LARGE: Final = 1 << 20
 """The size in bytes from which a request counts as large."""
@@ -84,36 +91,16 @@ def tls_context(cert: Path, key: Path | None) -> RotatingContext:
     return RotatingContext(files.paths, lambda: server_context(files))
 
 
-class FrameBudget:
-    """The memory for large requests. A connection waits until there is room for the next one."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._used = 0
-        self._changed = threading.Condition()
-
-    def take(self, size: int) -> None:
-        """Reserve room, or wait for it. A request above the limit gets it alone."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
-            self._used += size
-
-    def give_back(self, size: int) -> None:
-        """Free the room."""
-        with self._changed:
-            self._used -= size
-            self._changed.notify_all()
-
-
 class KafkaClient:
     """One client: its user, once it has logged in, and its readers.
 
     ``mechanism``: that of its present login. ``is_refused``: its connection ends after the answer.
     """
 
-    def __init__(self, users: ClusterUsers, counts: GatewayCounts) -> None:
+    def __init__(self, users: ClusterUsers, counts: GatewayCounts, answers: MemoryBudget) -> None:
         self._users = users
         self._counts = counts
+        self._answers = answers
         self.mechanism: str | None = None
         self.is_refused = False
         self.user: ClusterUser | None = None
@@ -122,7 +109,7 @@ class KafkaClient:
     def act_as(self, user: ClusterUser) -> None:
         """Act as a user of the cluster. The readers of the connection before it end."""
         self.close()
-        self.user, self.reads = user, FetchSession(user.log, self._counts.fetched)
+        self.user, self.reads = user, FetchSession(user.log, self._counts.fetched, self._answers)
 
     def close(self) -> None:
         """Stop all readers, and leave the connection to the brokers."""
@@ -153,7 +140,7 @@ class KafkaGateway:
         self.counts = GatewayCounts()
         self._users = users
         self._tls = tls
-        self._budget = FrameBudget(FRAMES_MAX)
+        self._frames, self._answers = MemoryBudget(FRAMES_MAX), MemoryBudget(ANSWERS_MAX)
         self._listener = listener
         listener.listen(CONNECTIONS_MAX)
         self._gateways = gateways
@@ -219,7 +206,7 @@ class KafkaGateway:
             self.counts.connections = len(self._connections)
 
     def _serve(self, sock: socket.socket) -> None:
-        client = KafkaClient(self._users, self.counts)
+        client = KafkaClient(self._users, self.counts, self._answers)
         held, large_by = 0, 0.0
         login_by = time.monotonic() + LOGIN_S
         try:
@@ -247,6 +234,9 @@ class KafkaGateway:
                     for part in _packets(parts):
                         self.counts.sent.add(0, 0, len(part))
                         sock.sendall(part)
+                    del parts
+                    if client.reads is not None:
+                        client.reads.on_sent()
                     if client.is_refused:
                         return
                     if client.user is not None:
@@ -275,9 +265,9 @@ class KafkaGateway:
         if needed == held:
             return held
         if held:
-            self._budget.give_back(held)
+            self._frames.give_back(held)
         if needed:
-            self._budget.take(needed)
+            self._frames.take(needed)
         return needed
 
     def _answer(self, request: KafkaRequest, client: KafkaClient) -> list[bytes]:

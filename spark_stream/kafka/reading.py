@@ -28,6 +28,7 @@ from spark_stream.errors import (
     OffsetOutOfRange,
     UnknownPartition,
 )
+from spark_stream.kafka.memory.budget import MemoryBudget
 from spark_stream.kafka.records.batches import pack_marker
 from spark_stream.kafka.records.encoding import encode_batch
 from spark_stream.kafka.refusals import KafkaCode, code_of
@@ -41,6 +42,9 @@ logger = logger_of(__name__)
 
 ANSWER_BYTES_MAX: Final = 64 << 20
 """The most bytes of records in an answer, but for a single larger record."""
+
+ANSWER_BYTES_MIN: Final = 64 << 10
+"""The bytes of records in an answer while slow clients occupy the memory for answers."""
 
 _BOUNDS_S: Final = 5.0
 """The greatest age of the bounds in an answer with records. Without records they are read again.
@@ -197,11 +201,16 @@ def _rest(fetched: Fetched, rows: int) -> Fetched:
 
 
 class FetchSession:
-    """The readers of one connection. They count the batches that they send."""
+    """The readers of one connection. They count the batches that they send.
 
-    def __init__(self, log: Log, sent: Tally) -> None:
+    ``answers``: the memory for the answers of all connections.
+    """
+
+    def __init__(self, log: Log, sent: Tally, answers: MemoryBudget) -> None:
         self._log = log
         self._sent = sent
+        self._answers = answers
+        self._held = 0
         self._readers: dict[tuple[Place, Isolation], PartitionReader] = {}
         self._arrived = threading.Event()
         self._described: dict[str, float] = {}
@@ -211,6 +220,13 @@ class FetchSession:
         for each in self._readers.values():
             each.stop()
         self._readers.clear()
+        self.on_sent()
+
+    def on_sent(self) -> None:
+        """Free the memory of the answer, which the client has received."""
+        if self._held:
+            self._answers.give_back(self._held)
+            self._held = 0
 
     def fetch(self, fields: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """Return the fields of the answer to a fetch, at the latest at the deadline."""
@@ -227,21 +243,28 @@ class FetchSession:
         size = 0
         while True:
             self._arrived.clear()
-            for place, reader in list(readers.items()):
-                most = min(asked[place]["partition_max_bytes"] - len(records[place]), left - size)
-                if most <= 0 and records[place]:
-                    continue
-                try:
-                    data = reader.take(max(1, most)) if size < left or not size else b""
-                except IsologError as error:
-                    del readers[place]
-                    self._drop(place, isolation)
-                    answers[place] = self._failure(place, error)
-                    continue
-                records[place] += data
-                size += len(data)
+            granted = self._answers.take_some(left - size, ANSWER_BYTES_MIN)
+            room, before = size + granted, size
+            try:
+                for place, reader in list(readers.items()):
+                    of_partition = asked[place]["partition_max_bytes"] - len(records[place])
+                    most = min(of_partition, room - size)
+                    if most <= 0 and records[place]:
+                        continue
+                    try:
+                        data = reader.take(max(1, most)) if size < room or not size else b""
+                    except IsologError as error:
+                        del readers[place]
+                        self._drop(place, isolation)
+                        answers[place] = self._failure(place, error)
+                        continue
+                    records[place] += data
+                    size += len(data)
+            finally:
+                self._held += size - before
+                self._answers.give_back(granted - (size - before))
             wait_s = deadline - time.monotonic()
-            if answers or size >= min(least, left) or wait_s <= 0:
+            if answers or size >= min(least, room) or wait_s <= 0:
                 break
             self._arrived.wait(wait_s)
         for place in readers:

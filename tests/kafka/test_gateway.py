@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import confluent_kafka
@@ -32,7 +32,7 @@ from tests.kafka.clients import (
 )
 from tests.kafka.kafka_batches import by_kafka, compressed, rebuilt
 from tests.kafka.test_connection import framed
-from tests.support import NUMBERS
+from tests.support import NUMBERS, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -257,15 +257,20 @@ def test_a_failure_without_acks_ends_the_connection(log, topic, gateway):
     assert len(log.read(topic)) > 0
 
 
+def fetch_of(topic: str, least: int = 1, most: int = 1 << 20, **place: int) -> dict[str, Any]:
+    """A fetch of so many bytes of a partition. ``place``: its number and offset, else 0."""
+    place = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": most} | place
+    fields = {"max_wait_ms": 20_000, "min_bytes": least, "max_bytes": most, "isolation_level": 1}
+    return fields | {"topics": [{"topic": topic, "partitions": [place]}]}
+
+
 def test_fetches_of_wrong_places_have_kafkas_error_codes(log, topic, gateway):
     log.create_topic(topic)
     with log.producer() as producer:
         producer.send(topic, b"v", partition=0)
     log.trim(topic, {0: 1})
     for number, offset, code in ((0, 0, 1), (1, 0, 3), (0, 9, 1), (0, -5, 1)):
-        place = {"partition": number, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
-        fields = {"max_wait_ms": 20_000, "min_bytes": 1, "max_bytes": 1 << 20, "isolation_level": 1}
-        fields["topics"] = [{"topic": topic, "partitions": [place]}]
+        fields = fetch_of(topic, partition=number, fetch_offset=offset)
         found = asked(gateway, "Fetch", 4, fields)
         assert found["responses"][0]["partitions"][0]["error_code"] == code
 
@@ -274,10 +279,7 @@ def test_a_fetch_waits_for_the_least_number_of_bytes(log, topic, gateway):
     log.create_topic(topic)
 
     def fetched(least: int) -> int:
-        place = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
-        fields = {"max_wait_ms": 30_000, "min_bytes": least, "max_bytes": 1 << 20}
-        fields["topics"] = [{"topic": topic, "partitions": [place]}]
-        found = asked(gateway, "Fetch", 4, fields)
+        found = asked(gateway, "Fetch", 4, fetch_of(topic, least))
         return len(found["responses"][0]["partitions"][0]["records"])
 
     with ThreadPoolExecutor(1) as pool, log.producer() as producer:
@@ -328,6 +330,29 @@ def test_a_slow_large_request_ends(shared, monkeypatch):
             except ConnectionError:
                 has_ended = True
         assert has_ended
+
+
+def test_slow_readers_share_a_limit(shared, log, topic, monkeypatch):
+    """A client that does not read its answer occupies memory, so others get small answers."""
+    monkeypatch.setattr(gateway_module, "ANSWERS_MAX", 32 << 20)
+    log.create_topic(topic)
+    with log.producer() as producer:
+        for _ in range(4_000):
+            producer.send(topic, bytes(16 << 10), partition=0)
+    whole = fetch_of(topic, 24 << 20, 64 << 20)
+    with started(shared.address) as address:
+
+        def size() -> int:
+            found = asked(address, "Fetch", 4, whole)
+            return len(found["responses"][0]["partitions"][0]["records"])
+
+        assert size() >= 24 << 20
+        with ExitStack() as ends:
+            for _ in range(2):
+                slow = ends.enter_context(connected(address))
+                slow.sendall(framed("Fetch", 4, whole))
+            eventually(lambda: size() < 1 << 20)
+        eventually(lambda: size() >= 24 << 20)
 
 
 def test_the_command_serves_until_it_is_terminated(shared, log, topic):

@@ -1,1 +1,1 @@
-"""The memory of a gateway, which a client may leave at any time. The brokers have the state."""
+"""The memory of a gateway: its limits, and a cache of clients. The brokers have the state."""

@@ -1,0 +1,33 @@
+"""The memory that all connections of a gateway share."""
+
+from __future__ import annotations
+
+import threading
+
+
+class MemoryBudget:
+    """A number of bytes that connections reserve. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> None:
+        """Reserve room, or wait for it. A size above the limit gets it alone."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._used or self._used + size <= self._limit)
+            self._used += size
+
+    def take_some(self, size: int, least: int) -> int:
+        """Reserve this size, or what is left of it, but at least ``least``. Return the size."""
+        with self._changed:
+            granted = min(size, max(self._limit - self._used, least))
+            self._used += granted
+            return granted
+
+    def give_back(self, size: int) -> None:
+        """Free the room."""
+        with self._changed:
+            self._used -= size
+            self._changed.notify_all()
