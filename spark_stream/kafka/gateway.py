@@ -48,6 +48,10 @@ from spark_stream.transport.tls import RotatingContext, TlsFiles, server_context
 logger = logger_of(__name__)
 
 CONNECTIONS_MAX: Final = 1_000
+
+BRIEF_MAX: Final = 16
+"""The most connections beyond ``CONNECTIONS_MAX``, each for the probe of another gateway."""
+
 FRAMES_MAX: Final = 512 << 20
 """The most bytes of all large requests together."""
 
@@ -180,17 +184,22 @@ class KafkaGateway:
                     return
                 time.sleep(0.1)  # such as without a free descriptor
                 continue
-            thread = threading.Thread(
-                target=self._serve, args=(sock,), name="isolog-kafka", daemon=True
-            )
             with self._lock:
-                is_full = len(self._connections) >= CONNECTIONS_MAX
+                present = len(self._connections)
+                thread = threading.Thread(
+                    target=self._serve,
+                    args=(sock, present >= CONNECTIONS_MAX),
+                    name="isolog-kafka",
+                    daemon=True,
+                )
+                is_full = present >= CONNECTIONS_MAX + BRIEF_MAX
                 if not is_full:
                     self._connections[thread] = sock
                     self.counts.accepted += 1
                     self.counts.connections = len(self._connections)
+            if present >= CONNECTIONS_MAX:
+                logger.warning("more Kafka clients than %d are refused", CONNECTIONS_MAX)
             if is_full:
-                logger.warning("a Kafka client was refused: %d are connected", CONNECTIONS_MAX)
                 sock.close()
                 continue
             try:
@@ -205,7 +214,7 @@ class KafkaGateway:
             self._connections.pop(thread, None)
             self.counts.connections = len(self._connections)
 
-    def _serve(self, sock: socket.socket) -> None:
+    def _serve(self, sock: socket.socket, is_brief: bool) -> None:
         client = KafkaClient(self._users, self.counts, self._answers)
         held, large_by = 0, 0.0
         login_by = time.monotonic() + LOGIN_S
@@ -217,7 +226,7 @@ class KafkaGateway:
                 sock = self._tls.current().wrap_socket(sock, server_side=True)
                 with self._lock:
                     self._connections[threading.current_thread()] = sock
-            if not self._users.needs_login:
+            if not (self._users.needs_login or is_brief):
                 client.act_as(self._users.nobody())
             connection = KafkaConnection()
             if client.user is None:
@@ -229,6 +238,8 @@ class KafkaGateway:
                     return
                 self.counts.received.add(0, 0, len(data))
                 for request in connection.receive(data):
+                    if is_brief and request.api != "ApiVersions":
+                        return
                     with self.counts.of(request.api).seconds.time():
                         parts = self._answer(request, client)
                     for part in _packets(parts):
@@ -237,7 +248,7 @@ class KafkaGateway:
                     del parts
                     if client.reads is not None:
                         client.reads.on_sent()
-                    if client.is_refused:
+                    if client.is_refused or is_brief:
                         return
                     if client.user is not None:
                         connection.size_max = FRAME_MAX

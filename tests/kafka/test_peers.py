@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import ExitStack
 
 import pytest
 
-from spark_stream.kafka import peers
+from spark_stream.kafka import gateway, peers
 from spark_stream.kafka.peers import GatewayAddress, Gateways, probe
-from tests.kafka.clients import asked, producer_at, sent, started_together
+from tests.kafka.clients import asked, asked_at, connected, producer_at, sent, started_together
 from tests.support import eventually
 
 PLACES = [GatewayAddress(f"host-{number}", 9192) for number in range(3)]
@@ -73,6 +74,22 @@ def test_a_probe_fails_without_an_answer(shared):
         probe(place)
     with pytest.raises(ConnectionRefusedError):
         probe(place)
+
+
+def test_a_gateway_without_free_connections_answers_probes(shared, monkeypatch):
+    """Otherwise its clients would go to the other gateways, and occupy them too."""
+    monkeypatch.setattr(gateway, "CONNECTIONS_MAX", 2)
+    with started_together(shared.address, 1) as found, ExitStack() as ends:
+        [address] = found
+        for _ in range(2):
+            asked_at(ends.enter_context(connected(address)), "ApiVersions", 0, {})
+        probe(GatewayAddress.parse(address))
+        with connected(address) as third:
+            asked_at(third, "ApiVersions", 0, {})
+            assert third.recv(1) == b""
+        with pytest.raises(AssertionError, match="was closed"):
+            asked(address, "ListGroups", 0, {})
+    assert not found[address].counts.connections
 
 
 def test_a_consumer_finds_its_coordinator_at_either_gateway(shared):
