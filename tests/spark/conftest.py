@@ -39,6 +39,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("spark")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport() -> None:
+    """After each part of a test, before the fixtures end."""
+    drop_unread_answer()
+
+
+def drop_unread_answer() -> None:
+    """Close a connection to the JVM whose answer a timeout of the test left unread.
+
+    Otherwise each later call of this thread would get the answer of the call before it.
+    """
+    if SparkContext._gateway is not None:
+        client = SparkContext._gateway._gateway_client
+        connection = client.get_thread_connection()
+        # A connection is in the deque between its calls.
+        if connection is not None and connection not in client.deque:
+            connection.close()
+
+
 @functools.cache
 def checkpoint_file_manager() -> str:
     """Return the manager that starts no process for a file. Its package depends on the release."""
