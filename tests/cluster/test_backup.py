@@ -298,6 +298,22 @@ def test_a_backup_is_not_opened_with_the_log_of_the_store_that_it_replaces(path,
     assert records(path) == [CLUSTER]
 
 
+def test_a_store_is_opened_after_a_power_failure(path, monkeypatch):
+    """The disk may have the note about a checkpoint, and not its pages. The log has them."""
+    store = full_store(path)
+    store.put("later", {}, 0)
+    log = path.with_name(path.name + "-wal")
+    left = log.read_bytes()
+    store._place._revision = 1_000
+    store._place._write_revision()
+    store.close()
+    log.write_bytes(left)
+    with pytest.raises(MetadataLost, match=r"metadata\.sqlite-wal beside it is of another file"):
+        SqliteStore(path)
+    monkeypatch.setattr(store_files, "boot_id", lambda: "a later boot")
+    assert records(path) == [CLUSTER, "later"]
+
+
 def test_a_damaged_copy_is_not_written_back(path, monkeypatch):
     store = full_store(path)
     remove(path)

@@ -8,8 +8,10 @@ other file of that name, and both would be damaged.
 
 Each store and each backup has a unique number, and the note also has the revision that was last
 seen in the file. So overwritten bytes of a file are detected: it has another number, or an older
-revision. If a store was deleted, one broker writes it back and notes the copy, and the file that it
-was made of, so that the other brokers take the copy, and no other file.
+revision. After a power failure only the number counts: the disk may have the note, and not the
+pages that it was made of, whose changes are in the write-ahead log. If a store was deleted, one
+broker writes it back and notes the copy, and the file that it was made of, so that the other
+brokers take the copy, and no other file.
 
 **Writers take turns**: threads of a process, and processes of a host. A simple lock is not fair: a
 writer that releases it and takes it again immediately gets it before the waiting ones. Here all
@@ -37,7 +39,7 @@ from spark_stream.cluster.stores.lease_files import running_brokers
 from spark_stream.environment import Clock
 from spark_stream.errors import InvalidRequest, MetadataLost, StorageFailure
 from spark_stream.loggers import logger_of
-from spark_stream.operating_system import lock, sync, unlock
+from spark_stream.operating_system import boot_id, lock, sync, unlock
 
 logger = logger_of(__name__)
 
@@ -310,8 +312,10 @@ class StorePlace:
         return False
 
     def _has_noted_content(self) -> bool:
-        least = self._noted_revision()  # it rises, so it is read first
-        return _matches(_content_of(self._path), self._note().get("number"), least)
+        note, least = self._note(), self._noted_revision()  # it rises, so it is read first
+        if note.get("boot") != boot_id():
+            least = _UNKNOWN  # a power failure may have lost pages, and not the note about them
+        return _matches(_content_of(self._path), note.get("number"), least)
 
     def _noted_revision(self) -> int:
         try:
@@ -336,7 +340,8 @@ class StorePlace:
         return found if isinstance(found, dict) else {}
 
     def _write_note(self, file: FileId | None, copy_of: FileId | None) -> None:
-        note = json.dumps({"file": file, "number": self.number, "copy_of": copy_of})
+        facts = {"file": file, "number": self.number, "copy_of": copy_of, "boot": boot_id()}
+        note = json.dumps(facts)
         os.pwrite(self._descriptor, note.ljust(_NOTE_LENGTH).encode(), 0)
 
     def _open_elsewhere(self) -> MetadataLost:
