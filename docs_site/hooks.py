@@ -4,7 +4,7 @@
   the file: the site is complete without a network, and a link to a missing file fails the build.
 * Pictures become part of their page, so that they follow its switch of light and dark. The colours
   and the icon are those of the console.
-* A mention of a decision, such as "decision 14", leads to it.
+* A mention of a decision, such as "decision 14", leads to it, and a decision to the list of all.
 * A search ranks the API and the formats below the pages for users, and decisions last.
 """
 
@@ -68,6 +68,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     for start, boost in _BOOSTS.items():
         if source.startswith(start):
             page.meta["search"] = {"boost": boost}
+    if re.match(r"decisions/\d", source):  # the navigation has only their list
+        markdown += "\n\n[All decisions](README.md)\n"
     name = source.removeprefix("repository/") if _is_of_repository(source) else f"docs/{source}"
 
     def to_page(place: str) -> str:
