@@ -44,13 +44,18 @@ function content(place, store, params) {
   return found.record ? whole(found.record) : h("p", { class: "quiet" }, "Reading…");
 }
 
+/** A time, which breaks before the hour if it is wider than its place. */
+function time(text) {
+  return h("time", { datetime: text }, text.split(/(?<=T)/).map((part) => [h("span", { class: "nowrap" }, part), h("wbr")]));
+}
+
 function whole(record) {
   return h("div", { class: "record" },
     h("div", { class: "row" },
       facts([
         ["Partition", count(record.partition)],
         ["Offset", count(record.offset)],
-        ["Time", record.timestamp ?? "none"],
+        ["Time", record.timestamp ? time(record.timestamp) : "none"],
         ["State", badge(record.held_back ? "held_back" : (record.state ?? "unknown"))],
         ["Transaction", record.transaction],
         ["Size", bytes(record.bytes)],
