@@ -5,7 +5,8 @@
 * Pictures become part of their page, so that they follow its switch of light and dark. The colours
   and the icon are those of the console.
 * A mention of a decision, such as "decision 14", leads to it, and a decision to the list of all.
-* A search ranks the API and the formats below the pages for users, and decisions last.
+* A search ranks the API and the formats below the pages for users, and decisions last. A search for
+  a level finds the page about levels.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ ABOUT: Final = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.
 _BOOSTS: Final = {
     **dict.fromkeys(("api/", "format.md", "protocol.md"), 0.1),
     **dict.fromkeys(("decisions/", "repository/", "rules.md"), 0.0005),
+    "concepts/isolation-levels.md": 4,
 }
-"""The weights of pages about internals in a search. A title weighs 1000 times as much as a text."""
+"""The weights of pages in a search, with 1 for all others. A title weighs 1000 times as much as a
+text, and no title has the name of a level."""
 _FENCE: Final = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 _LINK: Final = re.compile(r"(?<=\]\()([^)\s#]+)(?=[)#])")
 _DECISION: Final = re.compile(r"(?<!\[)\bdecision (\d+)\b(?!\])")

@@ -52,39 +52,52 @@ SEARCHES = {
     "Delta table": "how-to/tables.html",
     "exactly once": "spark/write.html",
     "failOnDataLoss": "spark/failures.html",
+    "fencing": TERMS,
     "fsync": TERMS,
     "group.id": TERMS,
     "high watermark": TERMS,
+    "how do I make a producer idempotent": TERMS,
     "Iceberg": "how-to/tables.html",
     "idempotent producer": TERMS,
     "increase partitions": TERMS,
     "isolation.level": TERMS,
     "ISR": TERMS,
+    "kcat": "how-to/use-kafka-clients.html",
+    "lag": TERMS,
     "last stable offset": WORDS,
     "lease": WORDS,
     "log compaction": TERMS,
     "max.poll.interval.ms": TERMS,
+    "migrate from Kafka": "how-to/migrate-from-kafka.html",
     "min insync replicas": TERMS,
     "min.insync.replicas": TERMS,
     "offset reset": TERMS,
     "offsets reset": TERMS,
     "partition key": TERMS,
+    "partitions": TERMS,
     "producer idempotent": TERMS,
     "quota": "security.html",
     "rack awareness": TERMS,
+    "read_committed": "concepts/isolation-levels.html",
     "rebalance": SHARE,
     "replication factor": "how-to/three-brokers.html",
     "retention": TERMS,
+    "SASL": "how-to/use-kafka-clients.html",
     "schema registry": "spark/schemas.html",
     "startingOffsets": "reference/options.html",
     "tiered storage": TERMS,
+    "throughput": "benchmarks.html",
     "TLS": "security.html",
     "tombstone": TERMS,
+    "transactional id": TERMS,
     "transactions": TERMS,
     "unclean leader election": TERMS,
     "upgrade": "how-to/upgrade.html",
     "zombie fencing": TERMS,
 }
+SCROLLED_TABLES = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
+  .filter(each => each.scrollWidth > each.clientWidth + 1)
+  .map(each => ["table", each.innerText.slice(0, 80)])"""
 TOO_WIDE = """() => document.documentElement.scrollWidth > innerWidth
   ? [...document.querySelectorAll("article *")]
       .filter(each => each.getBoundingClientRect().right > innerWidth)
@@ -124,7 +137,7 @@ def page_names(site: Path) -> list[str]:
 def test_every_page_fits_and_is_accessible(
     site: Path, browser: Any, width: int, scheme: str, part: int
 ) -> None:
-    """No page scrolls sideways, and axe reports no serious violation."""
+    """No page scrolls sideways, nor a table on a desk, and axe reports no serious violation."""
     size = {"width": width, "height": 900}
     page = browser.new_page(viewport=size, color_scheme=scheme, reduced_motion="reduce")
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -134,6 +147,8 @@ def test_every_page_fits_and_is_accessible(
     for name in names[part::PARTS]:
         page.goto(f"file://{site}/{name}.html")
         faults: list[Any] = page.evaluate(TOO_WIDE)
+        if width == DESK:
+            faults += page.evaluate(SCROLLED_TABLES)
         faults += serious_violations(page)
         if faults:
             wrong[name] = faults
