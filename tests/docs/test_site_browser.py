@@ -198,10 +198,10 @@ def search(page: Any, words: str) -> list[str]:
     line.fill("")
     line.press("Backspace")
     playwright.expect(page.locator(".md-search-result__item")).to_have_count(0, timeout=60_000)
-    line.press_sequentially(words[:-1])
+    line.fill(words[:-1])
+    line.press_sequentially(words[-1])
     first = page.locator(".md-search-result__item").first
     playwright.expect(first).to_be_visible(timeout=60_000)
-    line.press_sequentially(words[-1])
     page.wait_for_timeout(500)
     links = page.locator(".md-search-result__item > a:first-of-type")
     return [
