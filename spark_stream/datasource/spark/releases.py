@@ -83,7 +83,6 @@ __all__ = [
     "HAS_TIME",
     "PASSES_LIMITS",
     "PUSHES_FILTERS",
-    "STREAMS_ARROW",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",
@@ -98,9 +97,6 @@ PASSES_LIMITS: Final = hasattr(datasource.DataSourceStreamReader, "getDefaultRea
 
 PUSHES_FILTERS: Final = hasattr(datasource.DataSourceReader, "pushFilters")
 """Whether Spark passes the filters of a batch query to its reader."""
-
-STREAMS_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
-"""Whether Spark has a streaming writer for Arrow batches."""
 
 HAS_TIME: Final = hasattr(st, "TimeType")
 """Whether Spark has the type ``time``."""
