@@ -13,13 +13,26 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from tests.spark.conftest import session_builder
 
 LEFT, RIGHT, LATEST = "left", "right", "latest"
 COPIED, JOINED, COUNTED = "copied", "joined", "counted"
 PER_TRIGGER = 150
+
+LATE_WORKER = ("Python worker failed to connect back", "CANNOT_OPEN_SOCKET")
+"""What Spark reports when a Python worker exceeds its ten seconds, as on a busy machine."""
+
+
+def continued(writer: DataStreamWriter, query: StreamingQuery) -> StreamingQuery:
+    """Return the query, started again if Spark gave up a Python worker. Raise its other errors."""
+    failure = query.exception()
+    if failure is None:
+        return query
+    if any(each in str(failure) for each in LATE_WORKER):
+        return writer.start()
+    raise failure
 
 
 def main(log: str, checkpoints: str, only: str = "") -> None:
@@ -33,10 +46,20 @@ def main(log: str, checkpoints: str, only: str = "") -> None:
         reader = reader.option("startingOffsets", start_at)
         return reader.option("maxOffsetsPerTrigger", PER_TRIGGER).load()
 
+    running: list[tuple[DataStreamWriter, StreamingQuery]] = []
+
     def start(writer: DataStreamWriter, topic: str) -> None:
         """Start a query. The next one is started later, because each starts several workers."""
-        query = writer.option("checkpointLocation", str(Path(checkpoints, topic))).start()
-        while query.isActive and query.lastProgress is None:
+        writer = writer.option("checkpointLocation", str(Path(checkpoints, topic)))
+        query = writer.start()
+        while query.lastProgress is None:
+            query = continued(writer, query)
+            time.sleep(0.1)
+        running.append((writer, query))
+
+    def await_failure() -> None:
+        while True:
+            running[:] = [(writer, continued(writer, query)) for writer, query in running]
             time.sleep(0.1)
 
     def sink(frame: DataFrame, topic: str) -> None:
@@ -50,14 +73,14 @@ def main(log: str, checkpoints: str, only: str = "") -> None:
 
     if only == LATEST:
         sink(stream(LEFT, LATEST), COPIED)
-        spark.streams.awaitAnyTermination()
+        await_failure()
     sink(stream(LEFT).join(stream(RIGHT), "n"), JOINED)
     at = F.timestamp_seconds(F.col("n"))
     windows = stream(LEFT).groupBy(F.window(at, "100 seconds")).count()
     counts = windows.select(F.unix_timestamp("window.start").alias("start"), "count")
     start(counts.writeStream.outputMode("update").foreachBatch(write), COUNTED)
     sink(stream(LEFT), COPIED)
-    spark.streams.awaitAnyTermination()
+    await_failure()
 
 
 if __name__ == "__main__":

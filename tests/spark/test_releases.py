@@ -22,13 +22,20 @@ import pytest
 import isolog
 from tests.conftest import ROOT
 from tests.spark.copies import kill_session
-from tests.spark.moved_driver import COPIED, COUNTED, JOINED, LATEST, LEFT, RIGHT
+from tests.spark.moved_driver import (
+    COPIED,
+    COUNTED,
+    JOINED,
+    LATE_WORKER,
+    LATEST,
+    LEFT,
+    RIGHT,
+)
 from tests.spark.test_stream_source import NUMBERS, add, wait_until
 
 OTHER = os.environ.get("ISOLOG_OTHER_PYTHON")
 
 ROWS = 1500
-LATE_WORKER = ("Python worker failed to connect back", "CANNOT_OPEN_SOCKET")
 COUNTS = pa.schema([("start", pa.int64()), ("count", pa.int64())])
 
 
@@ -69,7 +76,7 @@ def is_killed(arguments: Sequence[str], written: Path, reached: Callable[[], boo
             start_new_session=True,
         )
     try:
-        wait_until(lambda: driver.poll() is not None or reached(), "enough is copied", 500)
+        wait_until(lambda: driver.poll() is not None or reached(), "enough is copied", 1700)
         return driver.poll() is None
     finally:
         kill_session(driver)
