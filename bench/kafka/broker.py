@@ -29,13 +29,16 @@ _JVM: Final = (
     "-XX:+ExplicitGCInvokesConcurrent",
     "-Djava.awt.headless=true",
 )
-_START_S: Final = 60.0
+BRIEF: Final = ("-Xmx512M", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Options of a JVM that runs briefly: the work of its second compiler would not pay off."""
+
+_START_S: Final = 240.0
 
 
 class KafkaBroker:
     """A broker that is its own controller, with the defaults of Kafka and of a single node."""
 
-    def __init__(self, jars: Sequence[Path], place: Path) -> None:
+    def __init__(self, jars: Sequence[Path], place: Path, options: Sequence[str] = _JVM) -> None:
         place.mkdir()
         self._place = place
         broker, controller = _free_ports(2)
@@ -48,6 +51,7 @@ class KafkaBroker:
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(place / "log"),
+            "auto.create.topics.enable": "false",
             # The rest are the settings of a single node.
             "offsets.topic.replication.factor": "1",
             "transaction.state.log.replication.factor": "1",
@@ -62,13 +66,13 @@ class KafkaBroker:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         formats = ("format", "--standalone", "-t", cluster, "-c", str(written))
         subprocess.run(
-            [java(), *classpath, "kafka.tools.StorageTool", *formats],
+            [java(), *BRIEF, *classpath, "kafka.tools.StorageTool", *formats],
             check=True,
             stdout=subprocess.DEVNULL,
         )
         self._said = (place / "kafka.log").open("w")
         self._process = subprocess.Popen(
-            [java(), *_JVM, *classpath, "kafka.Kafka", str(written)],
+            [java(), *options, *classpath, "kafka.Kafka", str(written)],
             stdout=self._said,
             stderr=subprocess.STDOUT,
         )
@@ -77,7 +81,7 @@ class KafkaBroker:
             self._wait_until_it_listens()
             # Its clients log errors if the broker ends before them. They are of no interest.
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
-            self._admin.list_topics(timeout=30)
+            self._admin.list_topics(timeout=_START_S)
         except BaseException:
             self._end()
             raise
@@ -92,13 +96,7 @@ class KafkaBroker:
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
         """Make the topic, and wait until its partitions have a leader."""
-        new = NewTopic(name, partitions, 1, config=dict(config or {}))
-        self._admin.create_topics([new])[name].result(30)
-        deadline = time.monotonic() + 30
-        while not self._leads(name, partitions):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"topic {name} has no leaders")
-            time.sleep(0.02)
+        create_topic(self._admin, name, partitions, config)
 
     def delete_topic(self, name: str) -> None:
         self._admin.delete_topics([name])[name].result(30)
@@ -107,10 +105,6 @@ class KafkaBroker:
         """Return the size of the filled parts of the topic's files."""
         folders = self._place.glob(f"log/{topic}-*")
         return sum(path.stat().st_size for folder in folders for path in folder.glob("*.log"))
-
-    def _leads(self, name: str, partitions: int) -> bool:
-        known = self._admin.list_topics(name, timeout=10).topics[name].partitions
-        return len(known) == partitions and all(each.leader == 1 for each in known.values())
 
     def _wait_until_it_listens(self) -> None:
         deadline = time.monotonic() + _START_S
@@ -128,6 +122,24 @@ class KafkaBroker:
             self._process.kill()
             self._process.wait()
         self._said.close()
+
+
+def create_topic(
+    admin: AdminClient, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+) -> None:
+    """Make a topic, and wait until its partitions have a leader."""
+    new = NewTopic(name, partitions, 1, config=dict(config or {}))
+    admin.create_topics([new])[name].result(30)
+    deadline = time.monotonic() + 30
+    while not _has_leaders(admin, name, partitions):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"topic {name} has no leaders")
+        time.sleep(0.02)
+
+
+def _has_leaders(admin: AdminClient, name: str, partitions: int) -> bool:
+    known = admin.list_topics(name, timeout=10).topics[name].partitions
+    return len(known) == partitions and all(each.leader >= 0 for each in known.values())
 
 
 def _free_ports(count: int) -> list[int]:
