@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import pyspark
-
 REPOSITORY: Final = "MAVEN_CENTRAL"
 """The environment variable with the address of a mirror."""
 
@@ -84,6 +82,8 @@ def differences(folder: Path, wanted: Mapping[str, str]) -> list[str]:
 
 def _fetch(cache: Path, folder: Path) -> None:
     """Have Ivy resolve and download. It keeps existing files."""
+    import pyspark  # its environment also runs tests without it
+
     shutil.rmtree(folder, ignore_errors=True)
     ivy = next(Path(pyspark.__file__).parent.joinpath("jars").glob("ivy-*.jar"))
     for part in _PARTS:

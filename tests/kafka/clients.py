@@ -9,7 +9,9 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import confluent_kafka
+from confluent_kafka.admin import AdminClient
 
+from bench.kafka import broker
 from spark_stream.client.connecting.access import Access
 from spark_stream.kafka.gateway import KafkaGateway
 from spark_stream.kafka.logins import ClusterUsers, connector
@@ -50,6 +52,12 @@ def producer_at(address: str, **settings: Any) -> Any:
     return confluent_kafka.Producer({"bootstrap.servers": address, **settings})
 
 
+def create_topic(address: str, name: str, partitions: int = 1, **config: str) -> None:
+    """Create a topic by Kafka's protocol. The names of ``config`` have ``_`` for dots."""
+    settings = {key.replace("_", "."): value for key, value in config.items()}
+    broker.create_topic(AdminClient({"bootstrap.servers": address}), name, partitions, settings)
+
+
 def sent(producer: Any, topic: str, rows: list[dict[str, Any]]) -> list[Any]:
     """Send rows. Return the messages as they were acknowledged, in order."""
     found: list[Any] = []
@@ -62,6 +70,22 @@ def sent(producer: Any, topic: str, rows: list[dict[str, Any]]) -> list[Any]:
         producer.produce(topic, on_delivery=delivered, **row)
     assert producer.flush(WAIT_S) == 0
     return found
+
+
+def positions_at(address: str, topic: str, group: str, partitions: int = 1) -> list[int]:
+    """Return the committed offsets of a group, by partition."""
+    places = [confluent_kafka.TopicPartition(topic, number) for number in range(partitions)]
+    settings = {"bootstrap.servers": address, "group.id": group}
+    with closing(confluent_kafka.Consumer(settings)) as consumer:
+        return [each.offset for each in consumer.committed(places, WAIT_S)]
+
+
+def values_at(
+    address: str, topic: str, partitions: int = 1, start: int = 0, **settings: Any
+) -> list[bytes]:
+    """Read a topic. Return the values of its records, in the order of the partitions."""
+    found = read_at(address, topic, partitions, start, **settings)
+    return [each.value() for number in sorted(found) for each in found[number]]
 
 
 def read_at(address: str, topic: str, partitions: int = 1, start: int = 0, **settings: Any) -> Any:

@@ -18,7 +18,7 @@ from spark_stream.kafka.messages.reading import read_message
 from spark_stream.kafka.messages.schemas import load_schema
 from spark_stream.kafka.messages.writing import write_message
 from spark_stream.kafka.refusals import KafkaCode
-from tests.kafka.clients import WAIT_S, asked, producer_at, sent
+from tests.kafka.clients import WAIT_S, asked, create_topic, positions_at, producer_at, sent
 from tests.support import eventually
 
 pytestmark = pytest.mark.slow
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 SESSION_MS = 6_000
 
 
-def fill(log, topic: str, address: str, partitions: int, count: int) -> None:
-    log.create_topic(topic, partitions=partitions)
+def fill(address: str, topic: str, partitions: int, count: int) -> None:
+    create_topic(address, topic, partitions)
     rows = [{"value": b"%d" % n, "partition": n % partitions} for n in range(count)]
     sent(producer_at(address), topic, rows)
 
@@ -43,6 +43,10 @@ def consumer_at(address: str, group: str, **settings: Any) -> Any:
             **settings,
         }
     )
+
+
+def described(admin_client: AdminClient, group: str) -> Any:
+    return admin_client.describe_consumer_groups([group])[group].result(WAIT_S)
 
 
 class Reader(threading.Thread):
@@ -71,28 +75,28 @@ class Reader(threading.Thread):
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_members_share_the_partitions_and_read_each_record_once(log, topic, gateway, strategy):
-    fill(log, topic, gateway, 4, 4_000)
+def test_members_share_the_partitions_and_read_each_record_once(
+    topic, server, admin_client, strategy
+):
+    fill(server, topic, 4, 4_000)
     settings = {"partition.assignment.strategy": strategy}
     with ExitStack() as stopped:
-        readers = [Reader(gateway, topic, topic, **settings)]
+        readers = [Reader(server, topic, topic, **settings)]
         stopped.callback(readers[0].stop)
         eventually(lambda: len(readers[0].found) > 100)
-        readers.append(Reader(gateway, topic, topic, **settings))
+        readers.append(Reader(server, topic, topic, **settings))
         stopped.callback(readers[1].stop)
         eventually(lambda: [each.assigned for each in readers] == [2, 2], WAIT_S)
         eventually(lambda: sum(len(each.found) for each in readers) >= 4_000, WAIT_S)
     found = Counter(n for each in readers for n in each.found)
     assert found == Counter(range(4_000))
-    [group] = [each for each in log.consumers() if each.name == topic]
-    assert group.lag == 0
-    assert group.group is not None
-    assert group.group.members == ()
+    assert positions_at(server, topic, topic, 4) == [1_000] * 4
+    assert described(admin_client, topic).state is ConsumerGroupState.EMPTY
 
 
-def test_a_member_that_leaves_returns_its_partitions(log, topic, gateway):
-    fill(log, topic, gateway, 2, 100)
-    staying, leaving = (Reader(gateway, topic, topic) for _ in range(2))
+def test_a_member_that_leaves_returns_its_partitions(topic, server):
+    fill(server, topic, 2, 100)
+    staying, leaving = (Reader(server, topic, topic) for _ in range(2))
     try:
         eventually(lambda: [staying.assigned, leaving.assigned] == [1, 1], WAIT_S)
         leaving.stop()
@@ -103,7 +107,7 @@ def test_a_member_that_leaves_returns_its_partitions(log, topic, gateway):
 
 def test_a_group_of_kafka_and_of_isolog_has_members_of_both(log, topic, gateway):
     """A group may move to isolog's consumers member by member."""
-    fill(log, topic, gateway, 2, 1_000)
+    fill(gateway, topic, 2, 1_000)
     theirs = Reader(gateway, topic, topic)
     try:
         eventually(lambda: len(theirs.found) == 1_000, WAIT_S)
@@ -125,7 +129,7 @@ def test_a_group_of_kafka_and_of_isolog_has_members_of_both(log, topic, gateway)
 
 def test_a_member_continues_at_another_gateway(log, topic, gateway, other_gateway):
     """The brokers have all state of a group, so no member has to join again."""
-    fill(log, topic, gateway, 1, 10)
+    fill(gateway, topic, 1, 10)
     member, generation = joined(gateway, topic, [topic])
     fields = {"group_id": topic, "member_id": member, "generation_id": generation}
     assert asked(other_gateway, "Heartbeat", 2, fields)["error_code"] == 0
@@ -135,7 +139,7 @@ def test_a_member_continues_at_another_gateway(log, topic, gateway, other_gatewa
 
 
 def test_positions_move_back_at_alternating_gateways(log, topic, gateway, other_gateway):
-    fill(log, topic, gateway, 1, 10)
+    fill(gateway, topic, 1, 10)
     member, generation = joined(gateway, topic, [topic])
     for offset, at in enumerate([gateway, other_gateway] * 4):
         assert committed(at, topic, topic, 9 - offset, member, generation) == 0
@@ -143,10 +147,10 @@ def test_positions_move_back_at_alternating_gateways(log, topic, gateway, other_
 
 
 @pytest.mark.parametrize("enable", [True, False])
-def test_kafka_python_reads_as_a_group(log, topic, gateway, enable):
-    fill(log, topic, gateway, 2, 200)
+def test_kafka_python_reads_as_a_group(topic, server, enable):
+    fill(server, topic, 2, 200)
     settings = {
-        "bootstrap_servers": gateway,
+        "bootstrap_servers": server,
         "group_id": topic,
         "auto_offset_reset": "earliest",
         "enable_auto_commit": enable,
@@ -328,33 +332,28 @@ def test_faults_of_single_positions_leave_the_others(log, topic, gateway):
 # -- operators -------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def admin(gateway) -> AdminClient:
-    return AdminClient({"bootstrap.servers": gateway})
-
-
-def test_groups_are_listed_described_and_deleted(log, topic, gateway, admin):
-    fill(log, topic, gateway, 2, 100)
-    reader = Reader(gateway, topic, topic, **{"client.id": "my reader"})
+def test_groups_are_listed_described_and_deleted(topic, server, admin_client):
+    fill(server, topic, 2, 100)
+    reader = Reader(server, topic, topic, **{"client.id": "my-reader"})
     try:
         eventually(lambda: len(reader.found) == 100, WAIT_S)
         with pytest.raises(confluent_kafka.KafkaException) as refused:
-            admin.delete_consumer_groups([topic])[topic].result(WAIT_S)
+            admin_client.delete_consumer_groups([topic])[topic].result(WAIT_S)
         assert refused.value.args[0].code() == KafkaCode.NON_EMPTY_GROUP
-        found = admin.describe_consumer_groups([topic])[topic].result(WAIT_S)
+        found = described(admin_client, topic)
         assert found.state is ConsumerGroupState.STABLE
         assert [each.client_id for each in found.members] == ["my-reader"]
     finally:
         reader.stop()
-    listed = admin.list_consumer_groups().result(WAIT_S).valid
+    listed = admin_client.list_consumer_groups().result(WAIT_S).valid
     assert topic in [each.group_id for each in listed]
     wanted = confluent_kafka.ConsumerGroupTopicPartitions(topic)
     [offsets] = [
-        each.result(WAIT_S) for each in admin.list_consumer_group_offsets([wanted]).values()
+        each.result(WAIT_S) for each in admin_client.list_consumer_group_offsets([wanted]).values()
     ]
     assert [each.offset for each in offsets.topic_partitions] == [50, 50]
-    assert [each.name for each in log.consumers() if each.name == topic] == [topic]
-    admin.delete_consumer_groups([topic])[topic].result(WAIT_S)
-    assert topic not in [each.name for each in log.consumers()]
-    found = admin.describe_consumer_groups([topic])[topic].result(WAIT_S)
-    assert found.state is ConsumerGroupState.DEAD
+    admin_client.delete_consumer_groups([topic])[topic].result(WAIT_S)
+    listed = admin_client.list_consumer_groups().result(WAIT_S).valid
+    assert topic not in [each.group_id for each in listed]
+    assert described(admin_client, topic).state is ConsumerGroupState.DEAD
+    assert positions_at(server, topic, topic, 2) == [confluent_kafka.OFFSET_INVALID] * 2

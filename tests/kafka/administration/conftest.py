@@ -1,4 +1,4 @@
-"""Administration clients of a gateway in front of the shared broker."""
+"""Administration clients of a gateway, and of a server of the fixture `server`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def client(gateway: str) -> AdminClient:
 
 
 @pytest.fixture
-def python_client(gateway: str) -> Iterator[kafka.admin.KafkaAdminClient]:
+def python_client(server: str) -> Iterator[kafka.admin.KafkaAdminClient]:
     """The client of kafka-python."""
-    with closing(kafka.admin.KafkaAdminClient(bootstrap_servers=gateway)) as found:
+    with closing(kafka.admin.KafkaAdminClient(bootstrap_servers=server)) as found:
         yield found

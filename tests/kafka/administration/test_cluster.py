@@ -20,11 +20,11 @@ from tests.kafka.administration.answers import (
 from tests.kafka.clients import (
     WAIT_S,
     asked,
+    create_topic,
     producer_at,
     sent,
     started_together,
 )
-from tests.support import NUMBERS
 
 pytestmark = pytest.mark.slow
 
@@ -41,21 +41,20 @@ def test_the_cluster_has_the_gateway_as_its_broker(log, gateway, client):
     assert other["error_code"] == KafkaCode.MISMATCHED_ENDPOINT_TYPE
 
 
-def test_the_sizes_of_partitions_are_described(log, topic, gateway, python_client):
-    typed = f"{topic}-typed"
-    log.create_topic(topic, partitions=2)
-    log.create_topic(typed, schema=NUMBERS)
-    sent(producer_at(gateway), topic, [{"value": bytes(5_000), "partition": 1}])
-    [broker] = python_client.describe_log_dirs({topic: [0, 1], typed: [0], "missing": [0]})
+def test_the_sizes_of_partitions_are_described(topic, server, python_client):
+    other = f"{topic}-other"
+    create_topic(server, topic, 2)
+    create_topic(server, other)
+    sent(producer_at(server), topic, [{"value": bytes(5_000), "partition": 1}])
+    [broker] = python_client.describe_log_dirs({topic: [0, 1], other: [0], "missing": [0]})
     [directory] = broker["log_dirs"]
-    found, other = directory["topics"]
-    assert (other["name"], len(other["partitions"])) == (typed, 1)
-    sizes = [each["partition_size"] for each in found["partitions"]]
-    assert (found["name"], len(sizes)) == (topic, 2)
+    found = {each["name"]: each["partitions"] for each in directory["topics"]}
+    assert {name: len(partitions) for name, partitions in found.items()} == {topic: 2, other: 1}
+    sizes = {each["partition_index"]: each["partition_size"] for each in found[topic]}
     assert sizes[1] >= sizes[0] + 5_000
     [broker] = python_client.describe_log_dirs()
     named = [each["name"] for each in broker["log_dirs"][0]["topics"]]
-    assert {topic, typed} <= set(named)
+    assert {topic, other} <= set(named)
 
 
 def test_several_gateways_are_brokers_with_parts_of_the_partitions(shared, log, topic):

@@ -30,23 +30,39 @@ from tests.kafka.administration.answers import (
 from tests.kafka.clients import (
     WAIT_S,
     asked,
+    create_topic,
     producer_at,
+    read_at,
     sent,
     started,
 )
 from tests.secure_brokers import PASSWORD, admin, as_, asking
-from tests.support import NUMBERS
+from tests.support import eventually
 
 pytestmark = pytest.mark.slow
 __all__ = ["admin", "asking"]
 
 
-def test_topics_are_created_with_partitions_and_settings(log, topic, client):
+def partitions(admin_client: AdminClient, topic: str) -> int:
+    """Return the number of partitions, 0 without the topic."""
+    return len(admin_client.list_topics(topic, WAIT_S).topics[topic].partitions)
+
+
+def test_topics_are_created_with_partitions_and_settings(topic, server, admin_client):
     second = f"{topic}-second"
-    new = [NewTopic(topic, 3, 1, config=SETTINGS), NewTopic(second)]
-    assert codes(client.create_topics(new)) == [(0, ""), (0, "")]
+    given = {"retention.ms": "86400000", "max.message.bytes": "1000", "cleanup.policy": "delete"}
+    new = [NewTopic(topic, 3, 1, config=given), NewTopic(second)]
+    assert codes(admin_client.create_topics(new)) == [(0, ""), (0, "")]
+    eventually(lambda: partitions(admin_client, topic) == 3)
+    eventually(lambda: partitions(admin_client, second) == 1)
+    found = settings_of(admin_client, ConfigResource(ConfigResource.Type.TOPIC, topic))
+    assert {name: found[name].value for name in given} == given
+    assert {name for name in given if found[name].is_default} <= {"cleanup.policy"}
+
+
+def test_settings_of_isolog_are_given_by_kafkas_names(log, topic, client):
+    assert codes(client.create_topics([NewTopic(topic, config=SETTINGS)])) == [(0, "")]
     found = log.describe(topic)
-    assert (len(found.partitions), found.replication_factor) == (3, 1)
     assert is_default(found.schema)
     expected = {
         "retention.ms": "86400000",
@@ -56,15 +72,13 @@ def test_topics_are_created_with_partitions_and_settings(log, topic, client):
         "flush": "batch",
     }
     assert {name: found.config[name] for name in found.overrides} == expected
-    assert len(log.describe(second).partitions) == 1
-    assert {topic, second} <= client.list_topics(timeout=WAIT_S).topics.keys()
 
 
-def test_a_topic_that_is_only_validated_is_not_created(log, topic, client):
-    assert refused(client.create_topics([NewTopic(topic, 3)], validate_only=True)) == (0, "")
-    assert topic not in log.topics()
-    log.create_topic(topic)
-    code, _ = refused(client.create_topics([NewTopic(topic, 3)], validate_only=True))
+def test_a_topic_that_is_only_validated_is_not_created(topic, server, admin_client):
+    assert refused(admin_client.create_topics([NewTopic(topic, 3)], validate_only=True)) == (0, "")
+    assert partitions(admin_client, topic) == 0
+    create_topic(server, topic)
+    code, _ = refused(admin_client.create_topics([NewTopic(topic, 3)], validate_only=True))
     assert code == KafkaCode.TOPIC_ALREADY_EXISTS
 
 
@@ -103,61 +117,68 @@ def test_a_topic_that_is_refused_has_kafkas_error_code(
     assert topic not in log.topics()
 
 
-def test_topics_are_deleted_by_name(log, topic, client):
-    typed = f"{topic}-typed"
-    log.create_topic(topic)
-    log.create_topic(typed, schema=NUMBERS)
-    deleted, missing, other = codes(client.delete_topics([topic, "missing", typed]))
-    assert deleted == other == (0, "")
+def test_topics_are_deleted_by_name(topic, server, admin_client):
+    other = f"{topic}-other"
+    create_topic(server, topic)
+    create_topic(server, other)
+    deleted, missing, second = codes(admin_client.delete_topics([topic, "missing", other]))
+    assert deleted == second == (0, "")
     assert missing[0] == KafkaCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert not {topic, typed} & set(log.topics())
+    eventually(lambda: partitions(admin_client, topic) == partitions(admin_client, other) == 0)
 
 
-def test_partitions_are_added(log, topic, client):
-    log.create_topic(topic, partitions=2)
+def test_partitions_are_added(topic, server, admin_client):
+    create_topic(server, topic, 2)
     more = [NewPartitions(topic, 5), NewPartitions("missing", 5)]
-    added, missing = codes(client.create_partitions(more, validate_only=True))
+    added, missing = codes(admin_client.create_partitions(more, validate_only=True))
     assert (added[0], missing[0]) == (0, KafkaCode.UNKNOWN_TOPIC_OR_PARTITION)
-    assert len(log.describe(topic).partitions) == 2
-    assert codes(client.create_partitions(more[:1])) == [(0, "")]
-    assert len(log.describe(topic).partitions) == 5
-    for count in (5, 4, 10_001):
-        code, text = refused(client.create_partitions([NewPartitions(topic, count)]))
+    assert partitions(admin_client, topic) == 2
+    assert codes(admin_client.create_partitions(more[:1])) == [(0, "")]
+    eventually(lambda: partitions(admin_client, topic) == 5)
+    for count in (5, 4):
+        code, text = refused(admin_client.create_partitions([NewPartitions(topic, count)]))
         assert (code, str(count) in text) == (KafkaCode.INVALID_PARTITIONS, True)
-    assigned = NewPartitions(topic, 6, replica_assignment=[[0]])
+
+
+def test_isolog_limits_partitions_and_assigns_their_replicas(log, topic, client):
+    log.create_topic(topic)
+    assigned = NewPartitions(topic, 2, replica_assignment=[[0]])
     code, _ = refused(client.create_partitions([assigned]))
     assert code == KafkaCode.INVALID_REPLICA_ASSIGNMENT
+    code, text = refused(client.create_partitions([NewPartitions(topic, 10_001)]))
+    assert (code, "10001" in text) == (KafkaCode.INVALID_PARTITIONS, True)
 
 
-def test_items_that_are_given_twice_are_refused(log, topic, gateway):
+def test_items_that_are_given_twice_are_refused(topic, server, admin_client):
     twice = {"name": topic, "num_partitions": 1, "replication_factor": 1}
     once = twice | {"name": f"{topic}-once"}
-    found = asked(gateway, "CreateTopics", 6, {"topics": [twice, once, twice]})["topics"]
-    assert [(each["name"], each["error_code"]) for each in found] == [
-        (topic, KafkaCode.INVALID_REQUEST),
-        (f"{topic}-once", 0),
-    ]
-    assert topic not in log.topics()
+    found = asked(server, "CreateTopics", 6, {"topics": [twice, once, twice]})["topics"]
+    assert {each["name"]: each["error_code"] for each in found} == {
+        topic: KafkaCode.INVALID_REQUEST,
+        f"{topic}-once": 0,
+    }
+    assert partitions(admin_client, topic) == 0
 
 
 @pytest.mark.parametrize("version", range(2, 7))
-def test_a_created_topic_is_described_in_the_answer(log, topic, gateway, version):
+def test_a_created_topic_is_described_in_the_answer(topic, server, admin_client, version):
     item = {"name": topic, "num_partitions": 2, "replication_factor": -1}
     item["configs"] = [{"name": "max.message.bytes", "value": "1000"}]
-    [found] = asked(gateway, "CreateTopics", version, {"topics": [item]})["topics"]
+    [found] = asked(server, "CreateTopics", version, {"topics": [item]})["topics"]
     assert (found["error_code"], found["error_message"]) == (0, None)
     if version >= 5:
         assert (found["num_partitions"], found["replication_factor"]) == (2, 1)
         shown = {each["name"]: each for each in found["configs"]}
         assert shown["max.message.bytes"]["value"] == "1000"
-        assert [shown[name]["config_source"] for name in ("max.message.bytes", "flush")] == [1, 5]
-    assert len(log.describe(topic).partitions) == 2
+        sources = [shown[name]["config_source"] for name in ("max.message.bytes", "segment.ms")]
+        assert sources == [1, 5]
+    eventually(lambda: partitions(admin_client, topic) == 2)
 
 
-def test_records_are_deleted_below_an_offset(log, topic, gateway, client):
-    log.create_topic(topic, partitions=3)
+def test_records_are_deleted_below_an_offset(topic, server, admin_client):
+    create_topic(server, topic, 3)
     rows = [{"value": b"v", "partition": number % 3} for number in range(30)]
-    sent(producer_at(gateway), topic, rows)
+    sent(producer_at(server), topic, rows)
     places = [
         confluent_kafka.TopicPartition(name, number, offset)
         for name, number, offset in (
@@ -166,12 +187,13 @@ def test_records_are_deleted_below_an_offset(log, topic, gateway, client):
             (topic, 2, 11),
         )
     ]
-    first, second, third = client.delete_records(places).values()
+    first, second, third = admin_client.delete_records(places).values()
     assert first.result(WAIT_S).low_watermark == 4
     assert second.result(WAIT_S).low_watermark == 10
     assert third.exception(WAIT_S).args[0].code() == KafkaCode.OFFSET_OUT_OF_RANGE
-    starts = [each.log_start_offset for each in log.describe(topic).partitions]
-    assert starts == [4, 10, 0]
+    read = read_at(server, topic, 3, confluent_kafka.OFFSET_BEGINNING)
+    starts = [read[number][0].offset() if read[number] else None for number in range(3)]
+    assert starts == [4, None, 0]
 
 
 def test_records_of_open_transactions_are_not_deleted(log, topic, gateway):
@@ -193,10 +215,13 @@ def test_records_of_open_transactions_are_not_deleted(log, topic, gateway):
     assert found[1]["partitions"][0]["error_code"] == unknown
 
 
-def test_kafka_python_administers_a_topic(log, topic, gateway, python_client):
-    made = python_client.create_topics({topic: {"num_partitions": 2, "configs": SETTINGS}})
+def test_kafka_python_administers_a_topic(topic, server, admin_client, python_client):
+    given = {"retention.ms": "86400000", "max.message.bytes": "1000"}
+    made = python_client.create_topics({topic: {"num_partitions": 2, "configs": given}})
     assert made["topics"][0]["num_partitions"] == 2
+    eventually(lambda: partitions(admin_client, topic) == 2)
     python_client.create_partitions({topic: 3})
+    eventually(lambda: partitions(admin_client, topic) == 3)
     resource = kafka.admin.ConfigResource(
         ConfigResourceType.TOPIC, topic, {"max.message.bytes": "2000"}
     )
@@ -204,13 +229,12 @@ def test_kafka_python_administers_a_topic(log, topic, gateway, python_client):
     asked_for = kafka.admin.ConfigResource(ConfigResourceType.TOPIC, topic)
     described = python_client.describe_configs([asked_for])["topic"][topic]
     values = {name: each["value"] for name, each in described.items()}
-    changed = SETTINGS | {"max.message.bytes": "2000"}
-    assert values == {name: each for name, each in changed.items() if name != "cleanup.policy"}
-    sent(producer_at(gateway), topic, [{"value": b"v" * 100, "partition": 2}])
+    assert values == given | {"max.message.bytes": "2000"}
+    sent(producer_at(server), topic, [{"value": b"v" * 100, "partition": 2}])
     trimmed = python_client.delete_records({kafka.TopicPartition(topic, 2): -1})
     assert trimmed[kafka.TopicPartition(topic, 2)]["low_watermark"] == 1
     python_client.delete_topics([topic])
-    assert topic not in log.topics()
+    eventually(lambda: partitions(admin_client, topic) == 0)
 
 
 def test_clients_administer_with_the_permissions_of_their_user(asking, admin, topic):
