@@ -169,7 +169,7 @@ docs-site-serve: venv  ## Serve the site at http://127.0.0.1:8000, and rebuild i
 bench: venv java  ## Measure speed against the ceiling of this machine (BENCH_ARGS)
 	@PYTHONPATH="$(CURDIR)" $(WITH_SPARK) .venv/bin/python -m bench $(BENCH_ARGS)
 
-kafka-jars: venv java  ## Fetch Kafka's tools and Spark's Kafka connector into .cache, for their tests
+kafka-jars: venv java  ## Fetch Kafka, Kafka Connect and Spark's Kafka connector into .cache, for their tests
 	@$(WITH_SPARK) .venv/bin/python -m bench.kafka.jars
 
 bench-kafka: $(KAFKA_INSTALLED) java  ## Measure next to a real Kafka and Spark's connector for it (QUICK=1, PAGE=1, BENCH_ARGS)

@@ -1,4 +1,4 @@
-"""Kafka's broker and Spark's Kafka connector, from Maven Central, checked and kept.
+"""Kafka, Kafka Connect and Spark's Kafka connector, from Maven Central, checked and kept.
 
 Apache Ivy, which PySpark brings along, resolves ``ivy.xml`` and compares each jar with the SHA-1
 of the repository. Then each is compared with ``jars.sha256``, which is in the repository of this
@@ -23,7 +23,7 @@ REPOSITORY: Final = "MAVEN_CENTRAL"
 _CENTRAL: Final = "https://repo1.maven.org/maven2/"
 _HERE: Final = Path(__file__).parent
 CHECKSUMS: Final = _HERE / "jars.sha256"
-_PARTS: Final = ("broker", "connector", "tools")
+_PARTS: Final = ("broker", "connector", "tools", "connect")
 
 
 class WrongJars(Exception):
