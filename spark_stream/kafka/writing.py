@@ -50,12 +50,9 @@ RECORDS_MAX: Final = 64 << 20
 REQUEST_BYTES_MAX: Final = 256 << 20
 """The most bytes of all records of a request, after decompression."""
 
-BATCHES_MAX: Final = 1
-"""The most batches for a partition in a request, as in Kafka."""
-
 _NO_ACKS: Final = 0
 
-Sent = tuple[Pending | None, Answer | None]
+Sent = Pending | Answer
 """The append of a partition, or the answer about one that cannot be appended."""
 
 
@@ -75,13 +72,13 @@ def produce(call: KafkaCall) -> Answer | None:
         for each in topic["partition_data"]:
             of_topic = sent.setdefault(topic["name"], {})
             try:
-                of_topic[each["index"]] = _append(call, topic["name"], each, room), None
+                of_topic[each["index"]] = _append(call, topic["name"], each, room)
             except Exception as error:
-                of_topic[each["index"]] = None, _failed(error)
+                of_topic[each["index"]] = _failed(error)
     answers = {
         name: [
-            {"index": index} | (refused or _settled(pending, deadline))
-            for index, (pending, refused) in partitions.items()
+            {"index": index} | (_settled(each, deadline) if callable(each) else each)
+            for index, each in partitions.items()
         ]
         for name, partitions in sent.items()
     }
@@ -111,20 +108,18 @@ class Room:
         self.left = size
 
 
-def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) -> Pending | None:
+def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) -> Pending:
     level = LEVELS.get(call.fields["acks"])
     if level is None:
         raise InvalidAcks(f"acks is {call.fields['acks']}, and may be -1, 0 or 1")
     partition = given["index"]
     topic = topic_of(call.log, name, partition)
     data = pa.py_buffer(given["records"] or b"")
-    batches = list(islice(read_batches(data, min(RECORDS_MAX, room.left)), BATCHES_MAX + 1))
-    if len(batches) > BATCHES_MAX:
+    batches = list(islice(read_batches(data, min(RECORDS_MAX, room.left)), 2))
+    if len(batches) != 1:
         raise InvalidRecords("a request has one batch for a partition")
-    room.left -= sum(each.records.size for each in batches)
-    if not batches:
-        return None
     batch = batches[0]
+    room.left -= batch.records.size
     if batch.is_control:
         raise UnsupportedBatch("only brokers write markers")
     records = decode_records(batch)
@@ -180,10 +175,10 @@ def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
         )
 
 
-def _settled(pending: Pending | None, deadline: float) -> Answer:
+def _settled(pending: Pending, deadline: float) -> Answer:
     """Return the answer about a partition when its append is acknowledged."""
     try:
-        offset = -1 if pending is None else pending(max(0.0, deadline - time.monotonic()))
+        offset = pending(max(0.0, deadline - time.monotonic()))
     except TimeoutError:
         return {"error_code": int(KafkaCode.REQUEST_TIMED_OUT), "base_offset": -1}
     except IsologError as error:

@@ -232,7 +232,8 @@ def test_a_batch_of_a_transaction_needs_a_transactional_id(log, topic, gateway):
 def test_a_request_has_one_batch_for_a_partition(topic, server):
     """So a small request cannot have any number of large batches."""
     create_topic(server, topic)
-    assert produced(server, topic, RECORDS * 2)["error_code"] == KafkaCode.INVALID_RECORD
+    for records in (RECORDS * 2, b""):
+        assert produced(server, topic, records)["error_code"] == KafkaCode.INVALID_RECORD
     assert values_at(server, topic) == []
 
 
