@@ -25,9 +25,11 @@ from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from spark_stream.datasource.spark.types import to_spark
 from tests.conftest import ROOT, stop_broker
 from tests.kafka.clients import started
-from tests.kafka_jars import jars_of
+from tests.kafka_jars import jars_of, real_kafka
 from tests.spark.releases import HAS_KAFKA
 from tests.sql.rows import SPARKS_TYPES
+
+__all__ = ["real_kafka"]
 
 _numbers = itertools.count()
 

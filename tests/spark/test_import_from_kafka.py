@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +26,6 @@ MARKED = re.findall(r"<!-- test: (\w+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
 PARTITIONS = 3
 Copy = dict[int, list[tuple[Any, ...]]]
 """Key, value, timestamp and headers of the records, by partition."""
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A Kafka of one broker."""
-    with KafkaBroker(jars_of("broker"), tmp_path_factory.mktemp("kafka") / "broker") as broker:
-        yield broker
 
 
 def fill(source: KafkaBroker, topic: str, count: int, first: int = 0) -> None:
@@ -79,7 +71,7 @@ def in_isolog(log: isolog.Log, topic: str) -> Copy:
 
 
 def test_records_are_copied_once_and_unchanged(
-    source: KafkaBroker,
+    real_kafka: KafkaBroker,
     shared_path: Path,
     log: isolog.Log,
     topic: str,
@@ -88,39 +80,39 @@ def test_records_are_copied_once_and_unchanged(
     spark: SparkSession,
 ) -> None:
     """Also over several micro-batches, runs and a new partition."""
-    source.create_topic(topic, PARTITIONS, {"retention.ms": "-1", "segment.bytes": "1048576"})
-    source.create_topic(f"{topic}-c", 1, {"cleanup.policy": "compact", "retention.ms": "1000"})
-    words = ("--kafka", source.bootstrap, topic, f"{topic}-c", "--checkpoint", tmp_path)
+    real_kafka.create_topic(topic, PARTITIONS, {"retention.ms": "-1", "segment.bytes": "1048576"})
+    real_kafka.create_topic(f"{topic}-c", 1, {"cleanup.policy": "compact", "retention.ms": "1000"})
+    words = ("--kafka", real_kafka.bootstrap, topic, f"{topic}-c", "--checkpoint", tmp_path)
 
     def copy() -> None:
         run("import_from_kafka", shared_path, *words, "--batch", 50, monkeypatch=monkeypatch)
 
-    fill(source, topic, 200)
+    fill(real_kafka, topic, 200)
     sent(
-        confluent_kafka.Producer({"bootstrap.servers": source.bootstrap}),
+        confluent_kafka.Producer({"bootstrap.servers": real_kafka.bootstrap}),
         f"{topic}-c",
         [{"key": b"k", "value": b"v"}],
     )
     copy()
-    assert in_isolog(log, topic) == in_kafka(source, topic)
-    assert in_isolog(log, f"{topic}-c") == in_kafka(source, f"{topic}-c", 1)
+    assert in_isolog(log, topic) == in_kafka(real_kafka, topic)
+    assert in_isolog(log, f"{topic}-c") == in_kafka(real_kafka, f"{topic}-c", 1)
     settings = log.describe(topic).config
     assert (settings["retention.ms"], settings["segment.bytes"]) == ("-1", "1048576")
     assert log.describe(f"{topic}-c").config["retention.ms"] == "-1"
-    admin = AdminClient({"bootstrap.servers": source.bootstrap})
+    admin = AdminClient({"bootstrap.servers": real_kafka.bootstrap})
     admin.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(60)
-    fill(source, topic, 100, first=200)
+    fill(real_kafka, topic, 100, first=200)
     more = [{"value": b"new", "partition": PARTITIONS}]
-    sent(confluent_kafka.Producer({"bootstrap.servers": source.bootstrap}), topic, more)
+    sent(confluent_kafka.Producer({"bootstrap.servers": real_kafka.bootstrap}), topic, more)
     copy()
     copy()
     found = in_isolog(log, topic)
-    assert found == in_kafka(source, topic, PARTITIONS + 1)
+    assert found == in_kafka(real_kafka, topic, PARTITIONS + 1)
     assert sum(map(len, found.values())) == 301
 
 
 def test_group_continues_at_the_positions_of_the_page(
-    source: KafkaBroker,
+    real_kafka: KafkaBroker,
     kafka: str,
     shared_path: Path,
     log: isolog.Log,
@@ -133,9 +125,9 @@ def test_group_continues_at_the_positions_of_the_page(
 
     The group's members may be clients of isolog and, through a gateway, of Kafka.
     """
-    source.create_topic(topic, PARTITIONS)
-    fill(source, topic, 200)
-    members = {"bootstrap.servers": source.bootstrap, "group.id": topic}
+    real_kafka.create_topic(topic, PARTITIONS)
+    fill(real_kafka, topic, 200)
+    members = {"bootstrap.servers": real_kafka.bootstrap, "group.id": topic}
     consumer = confluent_kafka.Consumer({**members, "isolation.level": "read_committed"})
     places = [confluent_kafka.TopicPartition(topic, each, 0) for each in range(PARTITIONS)]
     consumer.assign(places)
@@ -148,7 +140,7 @@ def test_group_continues_at_the_positions_of_the_page(
     code = dict(MARKED)
     [command, words] = re.findall(r"examples/(\w+)\.py (.*)", code["import"].replace("\\\n", ""))[0]
     words = words.replace("--bootstrap localhost:9092", "").replace("--follow", "")
-    words = words.replace("kafka:9092", source.bootstrap).replace("flights orders", topic)
+    words = words.replace("kafka:9092", real_kafka.bootstrap).replace("flights orders", topic)
     more = ("--checkpoint", tmp_path)
     run(command, shared_path, *words.split(), *more, monkeypatch=monkeypatch)
 
