@@ -113,7 +113,7 @@ def test_checksums_match_the_resolved_versions() -> None:
     wanted = jars.checksums(jars.CHECKSUMS.read_text())
     ivy = (jars.CHECKSUMS.parent / "ivy.xml").read_text()
     roots = re.findall(r'name="([^"]+)" rev="([^"]+)" conf="([a-z]+)', ivy)
-    assert len(roots) == 7
+    assert len(roots) == 9
     for name, revision, part in roots:
         assert f"{part}/{name}-{revision}.jar" in wanted
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in wanted.values())
