@@ -268,11 +268,13 @@ def passes(error: IsologError) -> bool:
 
 
 def repaired(call: Callable[[], T]) -> T:
-    """Repeat the call until an operator has repaired the metadata. Return its result."""
+    """Repeat the call until the cluster has recovered, or an operator has repaired the metadata."""
     while True:
         try:
             return call()
-        except MetadataLost:
+        except IsologError as error:
+            if not passes(error):
+                raise
             time.sleep(0.2)
 
 
