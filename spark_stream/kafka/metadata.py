@@ -51,9 +51,9 @@ def metadata(call: KafkaCall) -> Answer:
 
 
 def brokers(gateways: Gateways) -> list[Answer]:
-    """Return the id and the address of each gateway, with the names of Metadata."""
+    """Return the ids and the addresses of gateways, with the names of Metadata."""
     return [
-        {"node_id": each.node_id, "host": each.host, "port": each.port} for each in gateways.all
+        {"node_id": each.node_id, "host": each.host, "port": each.port} for each in gateways.listed
     ]
 
 

@@ -1,10 +1,9 @@
 """The gateways of a cluster: their ids, which of them are alive, and the tasks of each.
 
-Kafka's clients see every gateway as a broker, also one that does not answer: librdkafka waits
-without end for a coordinator that is missing in the metadata. Each partition has one of the live
-gateways as its leader, by rendezvous hashing: the end of a gateway moves only its own partitions.
-All groups and transactions have one gateway as their coordinator. The gateways have no state in
-common, so a client may use any of them, also during a change.
+Kafka's clients see every gateway as a broker, for some minutes also one that does not answer. Each
+partition has one of the live gateways as its leader, by rendezvous hashing: the end of a gateway
+moves only its own partitions. All groups and transactions have one gateway as their coordinator.
+The gateways have no state in common, so a client may use any of them, also during a change.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Final
@@ -27,6 +27,13 @@ logger = logger_of(__name__)
 
 PROBE_S: Final = 1.0
 """The interval between two probes of a gateway."""
+
+KEPT_S: Final = 900.0
+"""The time for which the metadata has a gateway that does not answer.
+
+librdkafka has an unused coordinator in its cache for so long (``metadata.max.age.ms``), and waits
+without end for one that is missing in the metadata (its issue 5511).
+"""
 
 _ANSWER_S: Final = 2.0
 _FAILURES: Final = 2
@@ -75,6 +82,7 @@ class Gateways:
         """The address of this gateway."""
         self._others = tuple(each for each in dict.fromkeys(others) if each != own)
         self._failures = dict.fromkeys(self._others, 0)
+        self._answered = dict.fromkeys(self._others, time.monotonic())
         self._tls = _unverified() if has_tls else None
         self._alive: Sequence[GatewayAddress] = self._found_alive()
         self._closed = threading.Event()
@@ -86,9 +94,11 @@ class Gateways:
         self._closed.set()
 
     @property
-    def all(self) -> Sequence[GatewayAddress]:
-        """All gateways, also those that do not answer, in the order of their ids."""
-        return sorted((self.own, *self._others), key=lambda each: each.node_id)
+    def listed(self) -> Sequence[GatewayAddress]:
+        """The gateways in the metadata, in the order of their ids."""
+        since = time.monotonic() - KEPT_S
+        recent = {each for each, at in self._answered.items() if at > since}
+        return sorted(recent.union(self._alive), key=lambda each: each.node_id)
 
     def leader(self, topic: str, partition: int) -> GatewayAddress:
         """Return the gateway that leads a partition for Kafka's clients."""
@@ -116,6 +126,7 @@ class Gateways:
                     if self._failures[each] >= _FAILURES:
                         logger.info("the gateway at %s answers again", each)
                     self._failures[each] = 0
+                    self._answered[each] = time.monotonic()
             self._alive = self._found_alive()
 
 

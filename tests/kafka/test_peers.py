@@ -26,7 +26,7 @@ def test_all_gateways_agree_on_leaders_and_the_coordinator():
     assert len({each.coordinator for each in found}) == 1
     for number in range(100):
         assert len({each.leader("t", number) for each in found}) == 1
-    assert len({each.node_id for each in found[0].all}) == 3
+    assert len({each.node_id for each in found[0].listed}) == 3
 
 
 def test_the_end_of_a_gateway_moves_only_its_own_partitions():
@@ -45,6 +45,7 @@ def test_the_end_of_a_gateway_moves_only_its_own_partitions():
 
 @pytest.mark.slow
 def test_a_gateway_that_ends_leads_no_partition(shared, log, topic, monkeypatch):
+    """The metadata has it for some time, and then no longer."""
     monkeypatch.setattr(peers, "PROBE_S", 0.05)
     log.create_topic(topic, partitions=8)
     with started_together(shared.address, 2) as found:
@@ -65,6 +66,9 @@ def test_a_gateway_that_ends_leads_no_partition(shared, log, topic, monkeypatch)
         found[second].close()
         sent(producer, topic, rows[400:])
         eventually(lambda: leaders(first) == {first})
+        monkeypatch.setattr(peers, "KEPT_S", 0.0)
+        [left] = asked(first, "Metadata", 9, {"topics": []})["brokers"]
+        assert f"{left['host']}:{left['port']}" == first
         assert sorted(map(int, log.read(topic)["value"].to_pylist())) == list(range(800))
 
 
