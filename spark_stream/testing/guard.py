@@ -34,14 +34,17 @@ def kill_with_this_process(pid: int) -> None:
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of the process, or "". It identifies a process of a reused id."""
-    if os.environ.get("ISOLOG_PORTABLE") == "1":  # the guard imports nothing of isolog
-        return ""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
+    """Return the start time of the process, or "". Another process may have its id later."""
+    if os.environ.get("ISOLOG_PORTABLE") != "1":  # the guard imports nothing of isolog
+        with suppress(OSError), open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
+    # Without /proc: macOS has it in the table of processes only, to the second.
+    with suppress(OSError):
+        found = subprocess.run(
+            ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True
+        )
+        return "".join(found.stdout.split())
+    return ""
 
 
 def _start() -> subprocess.Popen[str]:
@@ -68,7 +71,7 @@ def main() -> None:
     """Wait for the end of the input, then kill the processes in it."""
     guarded = [line.split() for line in sys.stdin]
     for pid, *started in guarded:
-        if "".join(started) == start_time(int(pid)):
+        if started == [start_time(int(pid))]:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spark_stream.testing import guard
 from spark_stream.testing.guard import start_time
 from spark_stream.testing.local_etcd import etcd_binary
-from tests.support import alive, eventually, native
+from tests.support import alive, eventually
 
 pytestmark = pytest.mark.slow  # each test starts brokers
 
@@ -102,10 +103,30 @@ def test_guard_kills_processes_of_a_killed_test(script: str, tmp_path: Path) -> 
             os.kill(each, signal.SIGKILL)
 
 
-@native  # it has no start times
-def test_start_time_differs_for_a_reused_process_id() -> None:
-    """The guard therefore kills no unrelated process."""
-    mine = start_time(os.getpid())
-    ticks = int(mine) / os.sysconf("SC_CLK_TCK")
-    assert abs(psutil.boot_time() + ticks - psutil.Process().create_time()) < 2
-    assert start_time(1 << 30) == ""
+@pytest.fixture(params=["", "1"], ids=["native", "portable"])
+def portable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("ISOLOG_PORTABLE", request.param)
+    return bool(request.param)
+
+
+def test_start_time_differs_for_a_reused_process_id(portable: bool) -> None:
+    assert start_time(os.getpid()) == start_time(os.getpid()) != start_time(1) != ""
+    assert start_time(1 << 22) == ""
+    if not portable:
+        ticks = int(start_time(os.getpid())) / os.sysconf("SC_CLK_TCK")
+        assert abs(psutil.boot_time() + ticks - psutil.Process().create_time()) < 2
+
+
+@pytest.mark.usefixtures("portable")
+def test_guard_kills_no_process_with_a_reused_id() -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        try:
+            for started in (f" {start_time(os.getpid())}x", ""):
+                lines = f"{other.pid}{started}\n"
+                subprocess.run([sys.executable, "-I", guard.__file__], input=lines, text=True)
+                assert other.poll() is None
+            lines = f"{other.pid} {start_time(other.pid)}\n"
+            subprocess.run([sys.executable, "-I", guard.__file__], input=lines, text=True)
+            assert other.wait(60) == -signal.SIGKILL
+        finally:
+            other.kill()
