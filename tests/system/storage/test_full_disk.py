@@ -115,9 +115,10 @@ def test_views_of_the_cluster_name_a_full_disk(broker: BrokerProcess) -> None:
         assert isinstance(producer.append("a", numbers(0, 1_000)).exception(20), DiskFull)
         (name,) = (each.id for each in log.cluster().brokers)
         text = f"the disk of broker {name} is full: 1 replica refuses writes"
-        (problem,) = log.cluster().problems
-        assert (problem.message, problem.names) == (text, ("a/0",))
-        assert frame_of([sample_cluster(log)]).problems == (text,)
+        # The metadata store may have the problem too, if it has grown in the meantime.
+        problems = [(each.message, each.names) for each in log.cluster().problems]
+        assert (text, ("a/0",)) in problems
+        assert text in frame_of([sample_cluster(log)]).problems
         command = [sys.executable, "-m", "isolog", "cluster", "status", "--bootstrap"]
         status = subprocess.run(
             [*command, broker.address], capture_output=True, text=True, timeout=60, check=False
