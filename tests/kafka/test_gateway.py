@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import closing
 from typing import Any
 
 import confluent_kafka
@@ -346,25 +346,24 @@ def test_a_slow_large_request_ends(shared, monkeypatch):
 
 def test_slow_readers_share_a_limit(shared, log, topic, monkeypatch):
     """A client that does not read its answer occupies memory, so others get small answers."""
-    monkeypatch.setattr(gateway_module, "ANSWERS_MAX", 32 << 20)
+    monkeypatch.setattr(gateway_module, "ANSWERS_MAX", 24 << 20)
     log.create_topic(topic)
     with log.producer() as producer:
-        for _ in range(4_000):
+        for _ in range(3_000):
             producer.send(topic, bytes(16 << 10), partition=0)
     whole = fetch_of(topic, 24 << 20, 64 << 20)
     with started(shared.address) as address:
 
         def size() -> int:
-            found = asked(address, "Fetch", 4, whole)
-            return len(found["responses"][0]["partitions"][0]["records"])
+            answer = asked(address, "Fetch", 4, whole)
+            return len(answer["responses"][0]["partitions"][0]["records"])
 
-        assert size() >= 24 << 20
-        with ExitStack() as ends:
-            for _ in range(2):
-                slow = ends.enter_context(connected(address))
-                slow.sendall(framed("Fetch", 4, whole))
-            eventually(lambda: size() < 1 << 20)
-        eventually(lambda: size() >= 24 << 20)
+        assert size() >= 23 << 20
+        with connected(address) as slow:
+            slow.sendall(framed("Fetch", 4, whole))
+            assert slow.recv(1)  # its answer is complete
+            assert size() < 2 << 20
+        eventually(lambda: size() >= 23 << 20)
 
 
 def test_the_command_serves_until_it_is_terminated(shared, log, topic):
