@@ -242,10 +242,8 @@ class KafkaGateway:
                         return
                     with self.counts.of(request.api).seconds.time():
                         parts = self._answer(request, client)
-                    for part in _packets(parts):
-                        self.counts.sent.add(0, 0, len(part))
-                        sock.sendall(part)
-                    del parts
+                    self._send(sock, parts)
+                    del parts  # its memory counts as free from here on
                     if client.reads is not None:
                         client.reads.on_sent()
                     if client.is_refused or is_brief:
@@ -269,6 +267,11 @@ class KafkaGateway:
             client.close()
             self._drop(threading.current_thread())
             sock.close()
+
+    def _send(self, sock: socket.socket, parts: list[bytes]) -> None:
+        for part in _packets(parts):
+            self.counts.sent.add(0, 0, len(part))
+            sock.sendall(part)
 
     def _held(self, held: int, incomplete: int) -> int:
         """Reserve room for a request that began, and free that of the one before it."""
