@@ -265,7 +265,7 @@ def _is_present(known: KafkaTransaction, found: TransactionDescription) -> bool:
 
 
 def _check_coordinator(call: KafkaCall) -> None:
-    """Check that this gateway coordinates. The client may know two, and has to use one."""
+    """Check that this gateway is the coordinator. A client may have two in its cache."""
     if call.gateways.coordinator != call.gateways.own:
         raise NotCoordinator(f"the coordinator is {call.gateways.coordinator}")
 

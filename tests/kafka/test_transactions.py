@@ -237,7 +237,7 @@ def test_positions_move_after_the_end_of_their_coordinator(shared, log, topic):
 
 
 def test_only_the_coordinator_begins_transactions_and_takes_their_positions(shared, log, topic):
-    """A client may know two gateways, one for its transactions and one for its group."""
+    """A client may have two coordinators in its cache, for transactions and for a group."""
     log.create_topic(topic)
     with started_together(shared.address, 2) as found:
         at = coordinator(found)
@@ -308,7 +308,8 @@ def initialised(address: str, name: str, **fields: Any) -> dict[str, Any]:
     """Send InitProducerId, again while the coordinator starts. Return the fields of its answer."""
     given = {"transactional_id": name, "transaction_timeout_ms": 60_000, "producer_id": -1}
     given |= {"producer_epoch": -1, **fields}
-    starting = (14, 15, 16)  # it loads, is not available, or is not known
+    # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
+    starting = (14, 15, 16)
 
     def answer() -> dict[str, Any] | None:
         asked(address, "FindCoordinator", 2, {"key": name, "key_type": 1})
@@ -399,8 +400,7 @@ def test_a_batch_that_is_repeated_in_a_later_transaction_is_stored_once(
         return produced(address, topic, data, transactional_id=topic)
 
     def begin(address: str) -> None:
-        found = asked(address, "AddOffsetsToTxn", 2, {**producer, "group_id": topic})
-        assert found["error_code"] == 0
+        assert added_offsets(address, producer, topic) == 0
 
     def commit(address: str) -> None:
         assert asked(address, "EndTxn", 2, {**producer, "committed": True})["error_code"] == 0

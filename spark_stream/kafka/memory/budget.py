@@ -20,7 +20,7 @@ class MemoryBudget:
             self._used += size
 
     def take_some(self, size: int, least: int) -> int:
-        """Reserve this size, or what is left of it, but at least ``least``. Return the size."""
+        """Reserve up to ``size``, within the limit, and at least ``least``. Return the size."""
         with self._changed:
             granted = min(size, max(self._limit - self._used, least))
             self._used += granted
