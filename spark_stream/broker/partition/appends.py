@@ -66,7 +66,6 @@ from spark_stream.errors import (
     StorageFailure,
 )
 from spark_stream.schema.values import bytes_at_most, first_null, record_sizes
-from spark_stream.storage.format.log_format import PreparedBatch
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 
 # A flag counts as a byte and is stored as a bit.
@@ -94,11 +93,11 @@ class Appends:
         kept = verdict.kept
         if _in_transaction(stamp) and verdict.flaw is not None:
             kept = 0
-        prepared = None
+        prepared, rows = None, None
         if kept:
-            good = batch if kept == batch.num_rows else batch.slice(0, kept)
-            prepared = log_format.prepare(log_format.conformed(good), self._state.clock.wall_us())
-        return Candidate(prepared, verdict.flaw)
+            rows = batch if kept == batch.num_rows else batch.slice(0, kept)
+            prepared = log_format.prepare(log_format.conformed(rows), self._state.clock.wall_us())
+        return Candidate(prepared, rows, verdict.flaw)
 
     def take(
         self,
@@ -126,7 +125,7 @@ class Appends:
             state.check_takes()
             if not state.core.has_enough_replicas(stamp, isolation):
                 raise self._too_few_replicas()
-            done, effects = self._judge_and_append(candidate.prepared, stamp)
+            done, effects = self._judge_and_append(candidate, stamp)
             pending = None
             if done.count:
                 last = done.offset + done.count - 1
@@ -165,10 +164,11 @@ class Appends:
         self._state.lock.run_soon(_woken, partial(wake, *args))
 
     def _judge_and_append(
-        self, prepared: PreparedBatch | None, stamp: Stamp | None
+        self, candidate: Candidate, stamp: Stamp | None
     ) -> tuple[Appended, Effects]:
-        """Judge and append a batch (None: the message has no good record), under the lock."""
+        """Judge and append a message, under the lock."""
         state, core, now = self._state, self._state.core, self._state.clock.steady_us()
+        prepared = candidate.prepared
         end = core.bounds_state.log_end
         records = 0 if prepared is None else prepared.records
         if stamp is not None:
@@ -176,7 +176,7 @@ class Appends:
                 raise self._too_many_producers()
             verdict = core.judge(stamp, records)
             if isinstance(verdict, Duplicate):
-                if not self._is_stored(verdict, prepared):
+                if not self._is_stored(verdict, candidate):
                     expected = following(core.producers[stamp.producer_id].last_sequence)
                     raise _of_stamp(
                         state.name, stamp, RefusedBatch(RefusalReason.OTHER_BATCH, expected)
@@ -204,23 +204,27 @@ class Appends:
         state.traffic.appended.add(1, records, prepared.message.size)
         return Appended(end.offset, records), effects
 
-    def _is_stored(self, stored: Duplicate, prepared: PreparedBatch | None) -> bool:
-        """Return whether the log has the records of a batch, perhaps in another encoding.
+    def _is_stored(self, stored: Duplicate, candidate: Candidate) -> bool:
+        """Return whether the log has the records of a message, perhaps in another encoding.
 
-        The topic's schema or compression may have changed since the first append.
+        The topic's schema or compression may have changed after the first append, and once more
+        after the encoding of this message. So both are encoded in the present format.
         """
-        if prepared is None:
+        prepared, log = candidate.prepared, self._state.log
+        if prepared is None or candidate.rows is None:
             return False
         if prepared.crc == stored.crc:
             return True
-        state = self._state
         try:
-            chunks = list(state.log.read(stored.offset, Offset(stored.offset + stored.count)))
+            chunks = list(log.read(stored.offset, Offset(stored.offset + stored.count)))
         except IsologError:  # retention has removed the batch, or it is damaged
             return False
-        rows = pa.Table.from_batches([each.batch for each in chunks]).combine_chunks()
-        (batch,) = rows.to_batches()
-        return state.log.format.prepare(batch, prepared.timestamp).crc == prepared.crc
+        (before,) = (
+            pa.Table.from_batches([each.batch for each in chunks]).combine_chunks().to_batches()
+        )
+        rows = (before, log.format.conformed(candidate.rows))
+        first, second = (log.format.prepare(each, prepared.timestamp).crc for each in rows)
+        return first == second
 
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int

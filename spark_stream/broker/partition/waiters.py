@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVarTuple
 
+import pyarrow as pa
 from msgspec import Struct
 
 from spark_stream.consistency.ids import Offset
@@ -130,10 +131,12 @@ def unknown_outcome(done: Appended, topic: str, partition: int, why: str) -> Unk
 class Candidate(Struct):
     """An inspected and encoded message. The rest of its append needs the partition's lock.
 
-    ``prepared`` is None if every record of the message is dropped.
+    ``prepared`` and ``rows`` are None if every record of the message is dropped. ``rows`` are the
+    admitted records, in the schema of their stream.
     """
 
     prepared: PreparedBatch | None
+    rows: pa.RecordBatch | None
     flaw: Flaw | None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from isolog.errors import (
@@ -24,7 +25,7 @@ from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.environment import Clock, SystemClock
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.log import PartitionLog
-from spark_stream.storage.settings import LogSettings
+from spark_stream.storage.settings import Compression, LogSettings
 from tests.clocks import YEAR_US, FakeClock
 from tests.support import NUMBERS, numbers
 
@@ -101,6 +102,41 @@ def test_opening_restores_producers_transactions_and_bounds(tmp_path: Path):
     after.transactions.end(11, lambda producer: producer == 3)
     chunks = after.log.read(0, after.bounds().last_stable_offset, committed=True)
     assert [n for chunk in chunks for n in chunk.batch.column("n").to_pylist()] == [2, 3]
+
+
+ONE_MORE = NUMBERS.append(pa.field("a", pa.string()))
+TWO_MORE = ONE_MORE.append(pa.field("b", pa.string()))
+
+
+@pytest.mark.parametrize(
+    ("then", "later"),
+    [
+        (
+            LogFormat(ONE_MORE, earlier=(NUMBERS,)),
+            LogFormat(TWO_MORE, earlier=(NUMBERS, ONE_MORE)),
+        ),
+        (
+            LogFormat(NUMBERS, LogSettings(compression=Compression.ZSTD)),
+            LogFormat(NUMBERS, LogSettings(compression=Compression.LZ4)),
+        ),
+    ],
+    ids=["columns", "compression"],
+)
+def test_a_duplicate_is_recognised_after_two_changes_of_its_topic(
+    tmp_path: Path, then: LogFormat, later: LogFormat
+):
+    """The second change comes between the encoding of the duplicate and its check."""
+    partition, stamp = opened(tmp_path), Stamp(1, 0, 0)
+    partition.append(numbers(0, 300), stamp)
+    partition.configure(then)
+    duplicate = partition.appends.prepare(numbers(0, 300), stamp)
+    other = partition.appends.prepare(numbers(1, 300), stamp)
+    partition.configure(later)
+    taken = partition.appends.take(duplicate, stamp, Isolation.READ_UNCOMMITTED)
+    assert taken is not None
+    assert taken.appended.duplicate
+    with pytest.raises(OutOfOrderSequence, match="another batch"):
+        partition.appends.take(other, stamp, Isolation.READ_UNCOMMITTED)
 
 
 def test_batches_of_an_ended_transaction_are_refused(tmp_path: Path):
