@@ -163,6 +163,23 @@ def test_a_column_that_was_added_is_known_after_a_refusal(log, topic, gateway):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_producer_continues_in_the_altered_topic(log, topic, gateway, idempotent):
+    """The number is stored with eight bytes instead of four, and in the second place."""
+    first = pa.schema([("n", pa.int32()), ("m", pa.int32())])
+    wider = pa.schema([("n", pa.int64()), ("m", pa.int64()), ("added", pa.int32())])
+    log.create_topic(topic, schema=first)
+    rows = [{"n": 1, "m": 2}, {"n": 1 << 40, "m": 5, "added": 7}, {"n": 3, "m": 4}]
+    values = [{"value": json.dumps(each).encode()} for each in rows]
+    producer = producer_at(gateway, **{"enable.idempotence": idempotent})
+    sent(producer, topic, values[:1])
+    log.alter_topic(topic, schema=wider)
+    sent(producer, topic, values[1:2])
+    sent(producer, topic, values[2:])
+    assert log.read(topic).to_pylist() == [{"added": None, **each} for each in rows]
+
+
+@pytest.mark.slow
 def test_a_consumer_sees_a_column_that_was_added(log, topic, gateway, monkeypatch):
     monkeypatch.setattr(reading, "_SCHEMA_S", 0.1)
     log.create_topic(topic, schema=SCHEMA)

@@ -29,8 +29,8 @@ from spark_stream.wire.topic_messages import TopicDescription
 _IDLE_S: Final = 60.0
 """The time without a batch after which a stream is ended."""
 
-_Place = tuple[str, str, str | None]
-"""A topic's id, the address of its leader, and a transactional id."""
+_Place = tuple[str, int, str, str | None]
+"""A topic's id and schema version, the address of its leader, and a transactional id."""
 
 
 class _OpenStream(Struct, eq=False):
@@ -49,7 +49,7 @@ class _OpenStream(Struct, eq=False):
 class StampedWriter:
     """The streams of appends with an isolation level. Thread-safe.
 
-    There is one to each leader of a topic, and for each transactional id.
+    There is one to each leader of a topic, for each schema of it and each transactional id.
 
     ``timeout_ms``: the longest time until an answer of a leader.
     """
@@ -72,7 +72,9 @@ class StampedWriter:
         stamp: Stamp,
         transactional_id: str | None = None,
     ) -> Future[Ack]:
-        """Send a batch to the leader of the partition. Return the future of its answer.
+        """Send a batch in the schema of ``topic`` to the leader of the partition.
+
+        Return the future of its answer.
 
         A stamp with a transaction needs its ``transactional_id``.
 
@@ -113,7 +115,8 @@ class StampedWriter:
     def _stream_of(
         self, topic: TopicDescription, route: Route, transactional_id: str | None
     ) -> _OpenStream:
-        place, now = (topic.id, route.address, transactional_id), time.monotonic()
+        place = topic.id, topic.schema_version, route.address, transactional_id
+        now = time.monotonic()
         with self._opening:
             with self._lock:
                 known = self._streams.get(self._by_place.get(place, -1))
