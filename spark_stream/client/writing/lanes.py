@@ -93,6 +93,9 @@ class ProducerIdentity(Struct, frozen=True):
 class Outgoing(Struct):
     """A batch until it is settled. ``deadline`` is on the monotonic clock.
 
+    A sending encodes the rows later, without the core's lock, and in the schema of its stream. So
+    the rows do not change once they were sent. Other rows need another object.
+
     ``stamp`` is None until it is sent. ``number`` is that of its last sending. ``unanswered``: the
     number of sendings without an answer. Unless it is 0, the batch may be in the log. ``joins``:
     its bytes, if it may be joined with others. ``others``: the batches joined to it, after its
@@ -223,10 +226,15 @@ class Lane:
         self._batches.append(batch)
 
     def revise(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Replace each batch that is not settled by the result of ``change``."""
-        for batch in self._batches:
-            for each in (batch, *batch.others):
-                each.batch = change(each.batch)
+        """Replace each batch that is not settled by one with the rows of ``change``."""
+        self._batches = deque(
+            replace(
+                batch,
+                batch=change(batch.batch),
+                others=[replace(each, batch=change(each.batch)) for each in batch.others],
+            )
+            for batch in self._batches
+        )
 
     def next(self, identity: ProducerIdentity | None) -> Outgoing | None:
         """Return the batch to send now, with its stamp. None if there is none, or it has to wait.
@@ -252,17 +260,19 @@ class Lane:
         It has no stamp yet, so later ones have none, because batches are stamped in order.
         """
         at = self.sent + 1
+        others = list(batch.others)
         while batch.joins and at < len(self._batches):
             following = self._batches[at]
             size = batch.joins + following.joins
             if not following.joins or size > JOINED_BYTES_MAX:
-                return
+                break
             if following.deadline > batch.deadline + JOINED_WITHIN_S:
-                return  # it has a later deadline, and must not be given up with the other
-            batch.others += [following, *following.others]
+                break  # it has a later deadline, and must not be given up with the other
+            others += [following, *following.others]
             following.others = []
             batch.joins = size
             del self._batches[at]
+        batch.others = others
 
     def used_up(self, identity: ProducerIdentity | None) -> bool:
         """Return whether the producer needs another id, because this one has no epoch left."""
@@ -318,8 +328,7 @@ class Lane:
 
     def restamp(self) -> None:
         """Give all batches new stamps in the next epoch."""
-        for batch in self._batches:
-            batch.stamp, batch.unanswered = None, 0
+        self._batches = deque(replace(batch, stamp=None, unanswered=0) for batch in self._batches)
         self.sent = 0
         self._gap = True
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeVarTuple
 
+import pyarrow as pa
 from msgspec import Struct, structs
 
 from spark_stream.client.connecting.connection import ClusterConnection
@@ -381,6 +382,7 @@ class AppendStream:
         self._is_over = False
         self._taken = 0  # bytes of answers whose credit is not returned yet
         self._stream: Stream | None = None
+        self._schema: pa.Schema | None = None  # of all batches
 
     def start(self, topic: TopicDescription, request: AppendTo) -> None:
         """Open the stream without waiting for the broker. Call this once, before other methods.
@@ -389,6 +391,7 @@ class AppendStream:
             BrokerUnavailable, RequestTimeout: The connection cannot open a new stream now.
         """
         channel, header = self._shared.channel, _as_sent(request).to_bytes()
+        self._schema = topic.schema
         try:
             body = memoryview(topic.schema.serialize())
             self._stream = channel.open_with(self._begin, APPEND, header, body)
@@ -407,7 +410,15 @@ class AppendStream:
         return self._handle
 
     def send(self, envelope: bytes, batch: Outgoing) -> None:
-        """Send a batch when there is credit for it. Drop it if the stream has ended."""
+        """Send a batch when there is credit for it. Drop it if the stream has ended.
+
+        Raises:
+            InternalError: The batch has another schema than the stream. The broker would not
+                notice, and would store other values.
+        """
+        if not batch.batch.schema.equals(self._schema):
+            columns = ", ".join(batch.batch.schema.names)
+            raise InternalError(f"a batch ({columns}) has another schema than its stream")
         with self._lock:
             if self._unsent or not self._send(envelope, batch):
                 self._unsent.append((envelope, batch))

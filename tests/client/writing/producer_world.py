@@ -29,6 +29,7 @@ from isolog.errors import (
 )
 from spark_stream.client.connecting.routes import Route
 from spark_stream.client.values import Written
+from spark_stream.client.writing.batches import fitted_to
 from spark_stream.client.writing.core import (
     TICK_S,
     AllSettled,
@@ -97,9 +98,10 @@ class Sent:
 
 @dataclass
 class Wire:
-    """A stream in the network."""
+    """A stream in the network. All its batches have one schema."""
 
     broker: str
+    schema: pa.Schema
     is_open: bool = False
     is_silent: bool = False
     frames: deque[Sent] = field(default_factory=deque)
@@ -185,10 +187,10 @@ class World:
         self.rows += len(rows)
         mine = Submitted(partition, rows, self.now)
         self.submitted.append(mine)
-        self.core.topic(self.topic, self.now)
+        known = self.core.topic(self.topic, self.now)
         self.core.submit(
             self.topic.id,
-            pa.record_batch({"n": rows}),
+            fitted_to(pa.record_batch({"n": rows}), known),
             partition,
             lambda each: mine.settlements.append((each, self.now)),
             self.now,
@@ -196,8 +198,11 @@ class World:
         )
 
     def alter(self) -> None:
+        """Add a column to the topic."""
         version = self.topic.schema_version + 1
-        self.topic = structs.replace(self.topic, schema_version=version)
+        added = (*self.topic.added, f"c{version}")
+        schema = self.topic.schema.append(pa.field(added[-1], pa.int8()))
+        self.topic = structs.replace(self.topic, schema=schema, schema_version=version, added=added)
         self.core.topic(self.topic, self.now)
 
     def carry_out(self) -> None:
@@ -211,12 +216,14 @@ class World:
                 if wire is None:
                     return
                 assert wire.is_open
-                rows = sent.batch.whole().column("n").to_pylist()
+                batch = sent.batch.whole()
+                assert batch.schema == wire.schema
+                rows = batch.column("n").to_pylist()
                 wire.frames.append(Sent(sent.batch.partition, sent.number, sent.stamp, rows))
                 self.stamps[sent.number] = sent.stamp
                 assert self._unanswered(wire, sent) <= WINDOW
             case OpenStream() as opened:
-                self.wires[opened.stream] = Wire(opened.route.address)
+                self.wires[opened.stream] = Wire(opened.route.address, opened.topic.schema)
             case EndStream() | BreakStream() as ended:
                 self._drop(ended.stream)
             case FindLeaders() | GetIdentity() as question:
