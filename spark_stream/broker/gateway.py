@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from typing import Final
 
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.connections import is_local
 from spark_stream.errors import InvalidConfig
 from spark_stream.extras import install_hint
 from spark_stream.loggers import logger_of
+from spark_stream.transport.listening import is_local
 from spark_stream.wire.allocator import MEMORY_BYTES_DEFAULT, allocator_settings
 
 logger = logger_of(__name__)

@@ -30,13 +30,7 @@ from spark_stream.broker.access.quotas import Quotas
 from spark_stream.broker.actions.context import BrokerContext, BrokerFacts
 from spark_stream.broker.background import BackgroundTasks
 from spark_stream.broker.config import BrokerConfig
-from spark_stream.broker.connections import (
-    Certificates,
-    is_local,
-    listening_socket,
-    port_of,
-    shared_backend,
-)
+from spark_stream.broker.connections import Certificates, shared_backend
 from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.counts import BrokerCounts
 from spark_stream.broker.gateway import GatewayProcess, check_gateway, gateway_command
@@ -78,6 +72,7 @@ from spark_stream.storage.disk.directory import (
     disown_directory,
     recorded_cluster_id,
 )
+from spark_stream.transport.listening import is_local, listening_socket, port_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, IncomingConnection, Serve, Server
 from spark_stream.transport.streams import greeting_bytes

@@ -99,12 +99,12 @@ def kafka_gateway(
     isolog kafka-gateway --bootstrap localhost:9092
     kcat -b localhost:9192 -t events -C
     """
-    from spark_stream.broker.connections import listening_socket
     from spark_stream.kafka.counts import serve_counts
     from spark_stream.kafka.gateway import KafkaGateway, tls_context
     from spark_stream.kafka.logins import ClusterUsers, connector
     from spark_stream.kafka.messages.schemas import request_names
     from spark_stream.kafka.peers import GatewayAddress, Gateways
+    from spark_stream.transport.listening import listening_socket
 
     request_names()  # raises an error if the package with the schemas is missing
     if (server_cert is None) is not (server_key is None):

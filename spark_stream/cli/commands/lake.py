@@ -363,10 +363,10 @@ def run(
     \b
     isolog lake run shop --path data/ --once
     """
-    from spark_stream.broker.connections import listening_socket
     from spark_stream.lake_worker.counts import serve_counts
     from spark_stream.lake_worker.status import topics_of
     from spark_stream.lake_worker.worker import LakeWorker
+    from spark_stream.transport.listening import listening_socket
     from spark_stream.wire.addresses import joined
 
     if metrics_listen and once:

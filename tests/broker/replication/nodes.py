@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Self
 
 from isolog.errors import IsologError
-from spark_stream.broker.connections import listening_socket, port_of
 from spark_stream.broker.node.identity import BrokerIdentity, Endpoint
 from spark_stream.broker.replication.fetchers import Fetchers
 from spark_stream.broker.replication.interfaces import Background, ReplicationContext
@@ -26,6 +25,7 @@ from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import SystemClock
 from spark_stream.protocol import StreamOpened
 from spark_stream.storage.disk.directory import PromiseFile
+from spark_stream.transport.listening import listening_socket, port_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Serve, Server
 from spark_stream.transport.streams import Stream, error_bytes

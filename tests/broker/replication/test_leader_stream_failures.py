@@ -14,7 +14,6 @@ from isolog.errors import (
     Unauthenticated,
     UnknownTopic,
 )
-from spark_stream.broker.connections import listening_socket, port_of
 from spark_stream.broker.replication import lines
 from spark_stream.broker.replication.follower_core import FollowerStreamCore
 from spark_stream.broker.replication.leader_core import LeaderStreamCore
@@ -22,6 +21,7 @@ from spark_stream.broker.replication.settings import ReplicationSettings
 from spark_stream.cluster.partitions import PartitionId
 from spark_stream.protocol import Received
 from spark_stream.transport.client import ClientChannel
+from spark_stream.transport.listening import listening_socket, port_of
 from spark_stream.transport.loop import Loop
 from spark_stream.transport.server import Door, Server
 from spark_stream.transport.streams import BlockingStream, CallFailed, failure_of
