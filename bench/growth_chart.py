@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import sys
@@ -17,6 +16,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from bench.charts import STYLE, save, shows
 from bench.results import Figure as Cost
 
 DOCS: Final = Path(__file__).parent.parent / "docs"
@@ -42,16 +42,11 @@ def curves(measures: Sequence[Cost]) -> Curves:
     return found
 
 
-def digest(measures: Sequence[Cost]) -> str:
-    """Return the digest of the figures, which their drawing contains."""
-    return hashlib.sha256(json.dumps(measures, sort_keys=True).encode()).hexdigest()
-
-
 def draw(measures: Sequence[Cost], path: Path) -> None:
     """Draw a panel for each dimension. Each curve begins at 1: its cost at the smallest size."""
     found = curves(measures)
     rows = -(-len(found) // _COLUMNS)
-    with mpl.rc_context({"svg.hashsalt": "isolog", "svg.fonttype": "none", "font.size": 9}):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 2.7 * rows), layout="constrained")
         panels = list(figure.subplots(rows, _COLUMNS, sharey=True).flat)
         for panel in panels[len(found) :]:
@@ -69,7 +64,7 @@ def draw(measures: Sequence[Cost], path: Path) -> None:
             panel.xaxis.set_minor_formatter(NullFormatter())
             panel.legend(fontsize=7, frameon=False, loc="upper left")
         figure.supylabel("cost, relative to the smallest size")
-        figure.savefig(path, metadata={"Date": None, "Source": digest(measures)})
+        save(figure, path, measures)
 
 
 def _shown(figure: float) -> str:
@@ -80,7 +75,7 @@ def write(facts: Mapping[str, Any], folder: Path = DOCS) -> None:
     """Write the results and their chart to the folder."""
     (folder / FACTS.name).write_text(json.dumps(facts, indent=1) + "\n")
     chart = folder / "growth.svg"
-    if not chart.exists() or digest(facts["measures"]) not in chart.read_text():
+    if not shows(chart, facts["measures"]):
         draw(facts["measures"], chart)
 
 

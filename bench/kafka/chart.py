@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from bench.charts import STYLE, save, shows
 from bench.kafka.turns import CEILING, KAFKA, TUNED, Figures, contenders
 
 CHARTED: Final = ("read", "write", "typed")
 """The parts whose figures are rates of rows."""
 
 
-def digest(measures: Sequence[Figures]) -> str:
-    """Return the digest of the chart's figures, which the chart contains."""
-    charted = [each for each in measures if each["part"] in CHARTED]
-    return hashlib.sha256(json.dumps(charted, sort_keys=True).encode()).hexdigest()
+def charted(measures: Sequence[Figures]) -> list[Figures]:
+    """Return the figures of the chart."""
+    return [each for each in measures if each["part"] in CHARTED]
 
 
-def draw(measures: Sequence[Figures], path: Path) -> None:
-    """Bars of millions of rows a second, one group for each measurement."""
+def write(measures: Sequence[Figures], path: Path) -> None:
+    """Draw bars of millions of rows a second, one group for each measurement.
+
+    A chart of the same figures stays.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    measured = [each for each in measures if each["part"] in CHARTED]
+    measured = charted(measures)
+    if shows(path, measured):
+        return
     names = contenders(measured)
-    with mpl.rc_context({"svg.hashsalt": "isolog", "font.size": 9}):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(9, 0.75 * len(measured) + 1), layout="constrained")
         axes = figure.subplots()
         height = 0.8 / len(names)
@@ -44,4 +47,4 @@ def draw(measures: Sequence[Figures], path: Path) -> None:
         axes.set_xlabel("million rows a second")
         axes.legend()
         axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, metadata={"Date": None, "Source": digest(measures)})
+        save(figure, path, measured)

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from bench.kafka.chart import digest, draw
+from bench.kafka import chart
 from bench.kafka.tuning import TUNED_WAIT
 from bench.kafka.turns import CEILING, CONNECTION, ISOLOG, KAFKA, TUNED, Figures, contenders, gain
 from bench.results import LESS_IS_BETTER, shown
@@ -42,9 +42,7 @@ def write(facts: Mapping[str, Any], folder: Path = DOCS) -> None:
     """Write the results, the page and the chart to the folder."""
     (folder / "benchmarks.json").write_text(json.dumps(facts, indent=1) + "\n")
     (folder / "benchmarks.md").write_text(rendered(facts))
-    chart = folder / "benchmarks.svg"
-    if not chart.exists() or digest(facts["measures"]) not in chart.read_text():
-        draw(facts["measures"], chart)  # a chart of the same figures is equal, byte for byte
+    chart.write(facts["measures"], folder / "benchmarks.svg")
 
 
 def rendered(facts: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from bench import growth_bench, growth_chart
 from bench.against import Comparison, compare
+from bench.charts import shows
 from bench.results import Figure
 from bench.turns import Bench
 from bench.where_bench import calls_of, costs_between, described, thread_costs
@@ -142,7 +143,7 @@ def test_system_calls_are_read_from_the_summary_of_strace():
 def test_the_curves_are_those_of_their_results() -> None:
     facts = json.loads(growth_chart.FACTS.read_text())["measures"]
     drawn = growth_chart.FACTS.with_suffix(".svg").read_text()
-    assert growth_chart.digest(facts) in drawn
+    assert shows(growth_chart.FACTS.with_suffix(".svg"), facts)
     found = growth_chart.curves(facts)
     assert [size for size, *_ in found["partitions"]["append"]] == list(growth_bench.PARTITIONS)
     assert all(dimension in drawn for dimension in found)
