@@ -129,9 +129,9 @@ def _append(call: KafkaCall, name: str, given: Mapping[str, Any], room: Room) ->
         call.log._topics.drop(name)
         topic = topic_of(call.log, name, partition)
         rows = as_rows(records, topic.schema)
-    check_sizes(rows, topic)
+    size = checked_bytes(rows, topic)
     append = call.user.producers.append
-    call.counts.appended.add(1, rows.num_rows, rows.nbytes)
+    call.counts.appended.add(1, rows.num_rows, size)
     transactional_id = call.fields["transactional_id"]
     if not batch.is_transactional:
         return append(topic, partition, rows, level, _stamp(batch, rows.num_rows))
@@ -159,20 +159,22 @@ def _stamp(batch: Batch, rows: int) -> Stamp | None:
     return Stamp(batch.producer_id, batch.producer_epoch, last, first=first)
 
 
-def check_sizes(rows: pa.RecordBatch, topic: TopicDescription) -> None:
-    """Check that all records fit, so that a batch is stored as a whole or not at all.
+def checked_bytes(rows: pa.RecordBatch, topic: TopicDescription) -> int:
+    """Return the bytes of a batch. It is stored as a whole, so all its records must fit.
 
     Raises:
         RecordTooLarge: A record is larger than ``max.record.bytes`` of the topic.
     """
     largest = int(topic.config["max.record.bytes"])
-    if rows.nbytes <= largest:
-        return
+    size = int(rows.nbytes)
+    if size <= largest:
+        return size
     greatest = int(record_sizes(rows).max())
     if greatest > largest:
         raise RecordTooLarge(
             f"a record has {greatest} bytes, and max.record.bytes of {topic.name!r} is {largest}"
         )
+    return size
 
 
 def _settled(pending: Pending, deadline: float) -> Answer:
