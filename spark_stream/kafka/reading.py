@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
-from msgspec import structs
+from msgspec import Struct, field, structs
 
 from spark_stream.client.log import Log
 from spark_stream.client.reading.columns import View
@@ -200,6 +200,34 @@ def _rest(fetched: Fetched, rows: int) -> Fetched:
     )
 
 
+class _Gathered(Struct):
+    """The records for an answer, of ``size`` bytes. ``failed``: the errors of other partitions."""
+
+    asked: Mapping[Place, Mapping[str, Any]]
+    readers: dict[Place, PartitionReader]
+    records: dict[Place, bytearray] = field(default_factory=dict)
+    failed: dict[Place, IsologError] = field(default_factory=dict)
+    size: int = 0
+
+    def take(self, room: int) -> None:
+        """Add the records that have arrived, up to ``room`` bytes, and at least one record."""
+        for place, reader in list(self.readers.items()):
+            if self.size >= room and self.size:
+                return
+            found = self.records.setdefault(place, bytearray())
+            left = min(self.asked[place]["partition_max_bytes"] - len(found), room - self.size)
+            if left <= 0 and found:
+                continue
+            try:
+                data = reader.take(max(1, left))
+            except IsologError as error:
+                del self.readers[place]
+                self.failed[place] = error
+                continue
+            found += data
+            self.size += len(data)
+
+
 class FetchSession:
     """The readers of one connection. They count the batches that they send.
 
@@ -238,38 +266,27 @@ class FetchSession:
             for topic in fields["topics"]
             for each in topic["partitions"]
         }
-        readers = self._readers_of(asked, isolation, answers)
-        records = {place: bytearray() for place in readers}
-        size = 0
+        gathered = _Gathered(asked, self._readers_of(asked, isolation, answers))
         while True:
             self._arrived.clear()
-            granted = self._answers.take_some(left - size, ANSWER_BYTES_MIN)
-            room, before = size + granted, size
+            before = gathered.size
+            granted = self._answers.take_some(left - before, ANSWER_BYTES_MIN)
             try:
-                for place, reader in list(readers.items()):
-                    of_partition = asked[place]["partition_max_bytes"] - len(records[place])
-                    most = min(of_partition, room - size)
-                    if most <= 0 and records[place]:
-                        continue
-                    try:
-                        data = reader.take(max(1, most)) if size < room or not size else b""
-                    except IsologError as error:
-                        del readers[place]
-                        self._drop(place, isolation)
-                        answers[place] = self._failure(place, error)
-                        continue
-                    records[place] += data
-                    size += len(data)
+                gathered.take(before + granted)
             finally:
-                self._held += size - before
-                self._answers.give_back(granted - (size - before))
+                added = gathered.size - before
+                self._held += added
+                self._answers.give_back(granted - added)
+            for place, error in gathered.failed.items():
+                self._drop(place, isolation)
+                answers[place] = self._failure(place, error)
             wait_s = deadline - time.monotonic()
-            if answers or size >= min(least, room) or wait_s <= 0:
+            if answers or gathered.size >= min(least, before + granted) or wait_s <= 0:
                 break
             self._arrived.wait(wait_s)
-        for place in readers:
-            answers[place] = {"records": bytes(records[place])}
-        self._add_bounds(asked, readers, answers)
+        for place in gathered.readers:
+            answers[place] = {"records": bytes(gathered.records.get(place, b""))}
+        self._add_bounds(asked, gathered.readers, answers)
         self._stop_idle()
         return {"responses": _by_topic("topic", asked, answers)}
 
