@@ -63,7 +63,7 @@ class Producers:
         if stamp is None:
             return _offset_of(self.get(level).append(topic.name, rows, partition=partition))
         writer = self._stamped[level]
-        return _offset_in(writer.append(topic, partition, rows, stamp, transactional_id))
+        return _offset_in(writer.append(topic, partition, rows, stamp, transactional_id).result)
 
     def get(self, level: Isolation) -> Producer:
         """Return the producer of a level."""
@@ -88,9 +88,9 @@ def _offset_of(written: Future[Written]) -> Pending:
     return lambda timeout_s: written.result(timeout_s).offset
 
 
-def _offset_in(answer: Future[Ack]) -> Pending:
+def _offset_in(answer: Callable[[float], Ack]) -> Pending:
     def offset(timeout_s: float) -> int:
-        ack = answer.result(timeout_s)
+        ack = answer(timeout_s)
         if isinstance(ack, BatchRefused):
             raise ack.error
         return ack.offset

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from spark_stream.client.log import Log
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import FETCH_BYTES, Fetcher, WantedRange
+from spark_stream.client.writing.promises import Answers
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.counting import Tally
@@ -35,6 +36,7 @@ from spark_stream.kafka.refusals import KafkaCode, code_of
 from spark_stream.kafka.typed import as_records, read_columns
 from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import is_default
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import AskedTopic, PartitionOffset, TopicDescription
 
@@ -102,7 +104,7 @@ class PartitionReader:
         topic: TopicDescription,
         source: Source,
         position: int,
-        arrived: threading.Event,
+        arrived: Callable[[], None],
         sent: Tally,
         ahead_bytes: int,
     ) -> None:
@@ -120,7 +122,12 @@ class PartitionReader:
 
     def _started(self) -> Fetcher:
         wanted = WantedRange(self.source, self.position, None, checks=True)
-        return Fetcher([wanted], arrived=self._arrived.set, max_bytes=self._ahead_bytes)
+        return Fetcher([wanted], arrived=self._arrived, max_bytes=self._ahead_bytes)
+
+    @property
+    def channel(self) -> SocketChannel | None:
+        """The connection to the leader. None while it is looked up."""
+        return self._fetcher.channel
 
     def move_to(self, position: int) -> None:
         """Read from this position on."""
@@ -241,6 +248,7 @@ class FetchSession:
         self._held = 0
         self._readers: dict[tuple[Place, Isolation], PartitionReader] = {}
         self._arrived = threading.Event()
+        self._leader = Answers()
         self._described: dict[str, float] = {}
 
     def close(self) -> None:
@@ -283,12 +291,22 @@ class FetchSession:
             wait_s = deadline - time.monotonic()
             if answers or gathered.size >= min(least, before + granted) or wait_s <= 0:
                 break
-            self._arrived.wait(wait_s)
+            self._await_arrival(gathered.readers.values(), wait_s)
         for place in gathered.readers:
             answers[place] = {"records": bytes(gathered.records.get(place, b""))}
         self._add_bounds(asked, gathered.readers, answers)
         self._stop_idle()
         return {"responses": _by_topic("topic", asked, answers)}
+
+    def _on_arrival(self) -> None:
+        self._arrived.set()
+        self._leader.wake()
+
+    def _await_arrival(self, readers: Iterable[PartitionReader], wait_s: float) -> None:
+        """Wait until a reader has records, and read the connection of one of them meanwhile."""
+        self._leader.channel = next(filter(None, (each.channel for each in readers)), None)
+        left_s = self._leader.read_until(self._arrived.is_set, wait_s)
+        self._arrived.wait(left_s)
 
     def _readers_of(
         self,
@@ -326,7 +344,7 @@ class FetchSession:
             share = AHEAD_BYTES // (len(self._readers) + 1)
             ahead_bytes = min(FETCH_BYTES, max(_AHEAD_MIN, share))
             reader = PartitionReader(
-                topic, source, position, self._arrived, self._sent, ahead_bytes
+                topic, source, position, self._on_arrival, self._sent, ahead_bytes
             )
             self._readers[place, isolation] = reader
         reader.move_to(position)

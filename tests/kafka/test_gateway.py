@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,6 +15,8 @@ from typing import Any
 import confluent_kafka
 import pytest
 
+from spark_stream.client.reading.loop import Fetcher
+from spark_stream.client.writing.loop import AppendStream
 from spark_stream.kafka import gateway as gateway_module
 from spark_stream.kafka import writing
 from spark_stream.kafka.records.batches import Compression
@@ -60,6 +63,36 @@ def test_records_are_the_same_after_both_ways(topic, server, compression, idempo
     ]
     assert [each.headers() for each in messages] == [[("a", b"1"), ("a", None)], None, None, None]
     assert [each.offset() for each in messages] == [0, 1, 2, 3]
+
+
+def test_threads_of_waiting_clients_read_the_answers_of_brokers(log, topic, gateway, monkeypatch):
+    """So a record needs no change to another thread of the gateway."""
+    log.create_topic(topic)
+    threads = set()
+
+    def note(kind: type, method: str) -> None:
+        real = getattr(kind, method)
+
+        def noted(*args: Any) -> None:
+            threads.add((method, threading.current_thread().name))
+            real(*args)
+
+        monkeypatch.setattr(kind, method, noted)
+
+    note(AppendStream, "_take")
+    note(Fetcher, "_receive")
+    producer = producer_at(gateway, **{"enable.idempotence": True})
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": gateway, "group.id": "none"})
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    wanted = {("_take", "isolog-kafka"), ("_receive", "isolog-kafka")}
+
+    def are_read() -> bool:
+        sent(producer, topic, [{"value": b"v"}])
+        assert consumer.poll(WAIT_S).value() == b"v"
+        return wanted <= threads
+
+    with closing(consumer):
+        eventually(are_read)
 
 
 def test_isolog_reads_the_records_of_kafkas_clients(log, topic, gateway):

@@ -50,6 +50,7 @@ from spark_stream.consistency.replication.epochs import NO_LINEAGE, Lineage
 from spark_stream.errors import InternalError, InvalidRequest, IsologError, OffsetEvicted
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.client import CLIENT_LIMITS, client_loop
 from spark_stream.transport.lifetime import check_may_wait, new_lock
 from spark_stream.transport.loop import Timer
@@ -147,6 +148,7 @@ class Fetcher:
     and their credit is not returned. :data:`TOGETHER` bounds their size.
 
     ``arrived``: called on any thread when :meth:`take` has something to return. It must not block.
+    A thread that waits for it may read :attr:`channel` itself.
 
     ``_lock`` guards the core, and is held without blocking. :meth:`stop` takes no lock, because the
     garbage collector may call it on any thread, by closing a generator.
@@ -214,6 +216,12 @@ class Fetcher:
             self._watch_later()
 
     # -- for the consumer -----------------------------------------------------------------------
+
+    @property
+    def channel(self) -> SocketChannel | None:
+        """The connection of a call that is under way. None without a call."""
+        streams = (each.stream for each in tuple(self._calls.values()))
+        return next((each.channel for each in streams if each is not None), None)
 
     @property
     def running(self) -> bool:
@@ -552,6 +560,7 @@ class Fetcher:
 
         def begin(stream: Stream) -> Handle:
             call.stream = stream
+            stream.handles_anywhere = self._arrived is not None
             return weakly(self._handle, call)
 
         try:
@@ -594,7 +603,7 @@ class Fetcher:
             self._pass_on()
 
     def _handle(self, call: _FetchCall, event: StreamEvent) -> None:
-        """Handle an event of a call, on the loop's thread."""
+        """Handle an event of a call, on the loop's thread or one that reads in its place."""
         if isinstance(event, Credited) or self._stopped:
             return
         try:

@@ -19,6 +19,7 @@ from spark_stream.client.connecting.routes import Route
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.client.writing.loop import AppendStream
+from spark_stream.client.writing.promises import Answers
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError
@@ -33,6 +34,25 @@ _Place = tuple[str, int, str, str | None]
 """A topic's id and schema version, the address of its leader, and a transactional id."""
 
 
+class PendingAck:
+    """The answer to an append under way. A thread that waits for it reads the connection itself."""
+
+    def __init__(self, route: Route, answers: Answers) -> None:
+        self.route = route
+        self.answer: Future[Ack] = Future()
+        self._answers = answers
+
+    def result(self, timeout_s: float | None) -> Ack:
+        """Return the answer of the leader, which may refuse the batch.
+
+        Raises:
+            TimeoutError: There was no answer in time.
+            IsologError: The stream ended before the answer.
+        """
+        left_s = self._answers.read_until(self.answer.done, timeout_s)
+        return self.answer.result(left_s)
+
+
 class _OpenStream(Struct, eq=False):
     """A stream to a leader, with the batches that it has not answered, by their numbers.
 
@@ -42,7 +62,8 @@ class _OpenStream(Struct, eq=False):
     place: _Place
     used: float
     stream: AppendStream
-    waiting: dict[int, tuple[Route, Future[Ack]]] = field(default_factory=dict)
+    answers: Answers = field(default_factory=Answers)
+    waiting: dict[int, PendingAck] = field(default_factory=dict)
     error: IsologError | None = None
 
 
@@ -71,10 +92,10 @@ class StampedWriter:
         batch: pa.RecordBatch,
         stamp: Stamp,
         transactional_id: str | None = None,
-    ) -> Future[Ack]:
+    ) -> PendingAck:
         """Send a batch in the schema of ``topic`` to the leader of the partition.
 
-        Return the future of its answer.
+        Return its pending answer.
 
         A stamp with a transaction needs its ``transactional_id``.
 
@@ -83,7 +104,6 @@ class StampedWriter:
                 found, or does not accept a connection. The batch was not sent.
         """
         route = self._topics.router.route(topic.name, topic.id, partition)
-        answer: Future[Ack] = Future()
         number = next(self._numbers)
         try:
             opened = self._stream_of(topic, route, transactional_id)
@@ -93,7 +113,8 @@ class StampedWriter:
         with self._lock:
             if opened.error is not None:
                 raise opened.error.again()
-            opened.waiting[number] = route, answer
+            opened.answers.channel = opened.stream.channel
+            opened.waiting[number] = pending = PendingAck(route, opened.answers)
         envelope = Envelope(
             number=number, partition=partition, stamp=stamp, leader_epoch=route.epoch
         )
@@ -101,7 +122,7 @@ class StampedWriter:
         opened.stream.send(
             envelope.to_bytes(), Outgoing(batch, partition, deadline, lambda _: None)
         )
-        return answer
+        return pending
 
     def close(self) -> None:
         """End all streams."""
@@ -169,14 +190,14 @@ class StampedWriter:
         with self._lock:
             opened = self._streams.get(number)
             found = None if opened is None else opened.waiting.pop(ack.number, None)
-        if found is None:
+        if opened is None or found is None:
             return
-        route, answer = found
         if isinstance(ack, BatchRefused):
-            self._topics.router.on_failed(route, ack.error)
+            self._topics.router.on_failed(found.route, ack.error)
         if ack.leader_epoch is not None:
-            self._topics.router.on_answer(route, ack.leader_epoch)
-        answer.set_result(ack)
+            self._topics.router.on_answer(found.route, ack.leader_epoch)
+        found.answer.set_result(ack)
+        opened.answers.wake()
 
     def _ended(self, number: int, error: IsologError) -> None:
         opened = self._remove(number)
@@ -187,6 +208,7 @@ class StampedWriter:
         with self._lock:
             opened.error = error
             waiting, opened.waiting = opened.waiting, {}
-        for route, answer in waiting.values():
-            self._topics.router.on_failed(route, error)
-            answer.set_exception(error.again())
+        for each in waiting.values():
+            self._topics.router.on_failed(each.route, error)
+            each.answer.set_exception(error.again())
+        opened.answers.wake()
