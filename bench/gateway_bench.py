@@ -26,8 +26,8 @@ from bench.results import Results
 VALUE: Final = b"x" * 100
 RECORDS: Final = 400_000
 ROUNDS: Final = 5
-MESSAGES: Final = 300
-"""The records of a latency."""
+MESSAGES: Final = 150
+"""The records of a round of latencies."""
 
 PAUSE_S: Final = 0.01
 READY: Final = "isolog kafka-gateway ready "
@@ -158,7 +158,10 @@ def _consume(address: str, topic: str) -> float:
 def _real_time(
     sides: Mapping[str, str], connector: list[Path], place: Path, results: Results
 ) -> None:
-    """The time from a record's append to one topic to its arrival from another, through Spark."""
+    """The time from a record's append to one topic to its arrival from another, through Spark.
+
+    Both sides are measured in turns, because a shared machine changes its speed.
+    """
     from pyspark.sql import SparkSession
 
     spark = (
@@ -169,26 +172,11 @@ def _real_time(
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
-    took: dict[str, list[float]] = {}
+    took: dict[str, list[float]] = {side: [] for side in sides}
     try:
-        for side, address in sides.items():
-            _create(address, "source", "target")
-            options = {"kafka.bootstrap.servers": address}
-            source = spark.readStream.format("kafka").options(
-                **options, subscribe="source", startingOffsets="earliest"
-            )
-            query = (
-                source.load()
-                .selectExpr("key", "value")
-                .writeStream.format("kafka")
-                .options(**options, topic="target")
-                .option("checkpointLocation", str(place / f"checkpoint-{side}"))
-                .outputMode("update")
-                .trigger(realTime="1 hour")
-                .start()
-            )
-            took[side] = _latencies(address)
-            query.stop()
+        for number in range(ROUNDS):
+            for side, address in sides.items():
+                took[side] += _through_spark(spark, address, place / f"{side}-{number}", number)
     finally:
         spark.stop()
     for percent in (50, 99):
@@ -201,23 +189,47 @@ def _real_time(
         )
 
 
-def _latencies(address: str) -> list[float]:
+def _through_spark(spark: Any, address: str, checkpoint: Path, number: int) -> list[float]:
+    """Copy a topic to another one in real-time mode. Return the latencies of its records."""
+    source, target = f"source-{number}", f"target-{number}"
+    _create(address, source, target)
+    options = {"kafka.bootstrap.servers": address}
+    rows = spark.readStream.format("kafka").options(
+        **options, subscribe=source, startingOffsets="earliest"
+    )
+    query = (
+        rows.load()
+        .selectExpr("key", "value")
+        .writeStream.format("kafka")
+        .options(**options, topic=target)
+        .option("checkpointLocation", str(checkpoint))
+        .outputMode("update")
+        .trigger(realTime="1 hour")
+        .start()
+    )
+    try:
+        return _latencies(address, source, target)
+    finally:
+        query.stop()
+
+
+def _latencies(address: str, source: str, target: str) -> list[float]:
     """Send records one after the other, and return the milliseconds until each is received."""
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 0})
     consumer = Consumer({"bootstrap.servers": address, "group.id": "bench", "log_level": 0})
-    consumer.assign([TopicPartition("target", 0, 0)])
-    _arrival(producer, consumer, b"warm")
+    consumer.assign([TopicPartition(target, 0, 0)])
+    _arrival(producer, consumer, source, b"warm")
     found = []
     for number in range(MESSAGES):
-        found.append(_arrival(producer, consumer, b"%d" % number))
+        found.append(_arrival(producer, consumer, source, b"%d" % number))
         time.sleep(PAUSE_S)
     consumer.close()
     return found[MESSAGES // 10 :]
 
 
-def _arrival(producer: Any, consumer: Any, value: bytes) -> float:
+def _arrival(producer: Any, consumer: Any, topic: str, value: bytes) -> float:
     began = time.perf_counter()
-    producer.produce("source", value)
+    producer.produce(topic, value)
     producer.poll(0)
     while True:
         message = consumer.poll(_WAIT_S)
