@@ -48,6 +48,8 @@ LINGER_S: Final = 0.01
 """The wait of an appending thread for the next frame of its stream."""
 _LONE_MIN: Final = 4
 """The frames in a row that came one at a time, before an appending thread lingers."""
+_SERVED_BYTES_MAX: Final = 64 << 10
+"""The largest batch that an appending thread sends to few waiting readers itself."""
 _TURN_BATCHES: Final = 64
 """The batches of one stream in a row, before other streams use the thread."""
 
@@ -357,7 +359,8 @@ class AppendStream:
     def _attempt(self, place: BatchPlace[Append]) -> bool:
         """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
-        with _DEFERRED_WORK:  # to send the frames for followers afterwards
+        is_small = append.size <= _SERVED_BYTES_MAX
+        with _DEFERRED_WORK:  # to send the frames for followers, and for few readers, afterwards
             tried = append.prepare()
             if tried is AttemptResult.UNJOINED:
                 tried = run(append.join())
@@ -367,6 +370,9 @@ class AppendStream:
                 tried = run(append.explain())
             if tried is AttemptResult.ANSWERED:
                 self._answer(place)
+            if is_small:
+                self._streams.wake(append.take_woken())
+        if not is_small:
             self._streams.wake(append.take_woken())
         if append.pending is not None:
             with self._lock:

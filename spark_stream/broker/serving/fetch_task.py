@@ -209,7 +209,7 @@ class FetchTask:
             if not self._is_waiting:
                 return
             self._is_waiting = False
-        self._tasks.woken.submit(self._run)
+        self._tasks.woken.submit_after(self._run)
 
     def _expire(self) -> None:
         """End the current wait at its deadline, on the loop's thread."""

@@ -90,7 +90,10 @@ _COMPARED_AT_ONCE: Final = 2
 _WAITING_MAX: Final = 4
 """Pending checks of one host: passwords, and JWTs that need keys. One more is refused."""
 _FEW: Final = 4
-"""The most reads that an append's thread wakes itself. More are woken by another thread."""
+"""The most reads that an append's thread wakes itself. More are woken by another thread.
+
+After a small append the same thread serves them, because a change of threads costs more.
+"""
 _WOKEN_THREADS: Final = 1
 """Threads for woken fetches. More would delay appends, which also need the interpreter."""
 
