@@ -282,7 +282,8 @@ class Fetcher:
                 self._current = None
                 if self._current_key not in self._unread:
                     return None
-            check_may_wait()
+            if wait_s:
+                check_may_wait()
             try:
                 item = self._next_item(wait_s)
             except queue.Empty:
