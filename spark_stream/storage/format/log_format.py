@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pt
 from msgspec import Struct
 
 from spark_stream.batches import conformed
@@ -17,6 +16,7 @@ from spark_stream.consistency.ids import LeaderEpoch
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import UnknownSchema
+from spark_stream.schema.values import takes_all_nulls
 from spark_stream.storage.format.codec import Codec, EncodedBatch
 from spark_stream.storage.format.min_max import RECORDS_MIN, Rows
 from spark_stream.storage.settings import LogSettings
@@ -127,8 +127,8 @@ class LogFormat:
 
     @cached_property
     def required(self) -> tuple[pa.Field, ...]:
-        """The columns that take no nulls, and nested ones, which may have such a field."""
-        return tuple(each for each in self.schema if not each.nullable or pt.is_nested(each.type))
+        """The columns that take no nulls, or have a nested field that takes none."""
+        return tuple(each for each in self.schema if not takes_all_nulls(each))
 
     def conformed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert a valid batch of an earlier schema to the present one. Keep other batches."""
