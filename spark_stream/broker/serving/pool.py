@@ -43,6 +43,9 @@ LINGERING_MAX: Final = 2
 AT_ONCE: Final = 32
 """The calls of one connection that a pool runs or queues."""
 
+_DEFERRED_MAX: Final = 8
+"""The most work that a thread defers. More would delay its next append."""
+
 Ts = TypeVarTuple("Ts")
 Work = tuple[Callable[..., None], tuple[object, ...]]
 
@@ -126,10 +129,10 @@ class Pool:
     def submit_after(self, function: Callable[[*Ts], None], *args: *Ts) -> bool:
         """Call ``function(*args)`` at the end of the caller's :class:`DeferredWork` context.
 
-        Outside of such a context, :meth:`submit` it. A change of threads costs more than short
-        work.
+        Outside of such a context, or with much deferred work, :meth:`submit` it. A change of
+        threads costs more than short work.
         """
-        if _deferred.work is None:
+        if _deferred.work is None or len(_deferred.work) >= _DEFERRED_MAX:
             return self.submit(function, *args)
         _deferred.work.append((function, args))
         return True

@@ -93,6 +93,23 @@ def test_submit_after_runs_work_at_the_end_of_the_context_or_on_the_pool(
     assert not pool.submit_after(work)
 
 
+def test_a_thread_defers_a_limited_amount_of_work(loop: Loop) -> None:
+    """The lock of a partition may wake hundreds of readers on the thread that appends."""
+    pool, threads, done = Pool(loop, usual=1), list[threading.Thread](), threading.Event()
+
+    def work(number: int) -> None:
+        threads.append(threading.current_thread())
+        if len(threads) == 500:
+            done.set()
+
+    with DeferredWork():
+        for number in range(500):
+            assert pool.submit_after(work, number)
+    assert done.wait(30)
+    assert threads.count(threading.current_thread()) == pool_module._DEFERRED_MAX
+    pool.stop()
+
+
 def test_pool_with_a_long_queue_gives_way_to_another_one(
     loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
