@@ -19,6 +19,8 @@ from spark_stream.directories import local_directory
 from spark_stream.errors import InvalidOption, UnknownLog
 
 if TYPE_CHECKING:
+    import socket
+
     from spark_stream.client.connecting.access import Access
     from spark_stream.client.connecting.connection import ClusterConnection
     from spark_stream.client.log import Log
@@ -455,3 +457,20 @@ def position_of(
             hint="A time is 2024-05-01 or 2024-05-01T12:30:00Z, or an age such as 30m, 1h or 2d.",
             option=option,
         ) from None
+
+
+def listening_at(address: str, option: str) -> socket.socket:
+    """Return a socket that is bound to the HOST:PORT of an option.
+
+    Raises:
+        InvalidOption: The text is no HOST:PORT.
+        InvalidConfig, PortInUse: The address cannot be used.
+    """
+    from spark_stream.transport.listening import listening_socket
+    from spark_stream.wire.addresses import split_address
+
+    try:
+        split_address(address)
+    except ValueError as error:
+        raise InvalidOption(str(error), hint="Give HOST:PORT.", option=option) from None
+    return listening_socket(address, option)

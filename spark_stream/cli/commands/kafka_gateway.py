@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_stream.cli.options import Bootstrap, LogPath, access, connection, note, where
+from spark_stream.cli.options import (
+    Bootstrap,
+    LogPath,
+    access,
+    connection,
+    listening_at,
+    note,
+    where,
+)
 from spark_stream.errors import InvalidOption, Unauthenticated
 from spark_stream.wire.addresses import is_wildcard, joined
 
@@ -104,16 +112,12 @@ def kafka_gateway(
     from spark_stream.kafka.logins import ClusterUsers, connector
     from spark_stream.kafka.messages.schemas import request_names
     from spark_stream.kafka.peers import GatewayAddress, Gateways
-    from spark_stream.transport.listening import listening_socket
 
     request_names()  # raises an error if the package with the schemas is missing
     if (server_cert is None) is not (server_key is None):
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
     shown = None if advertise is None else _gateway_at(advertise, "--advertise")
     others = [_gateway_at(each, "--peers") for each in peers.split(",") if each]
-    _gateway_at(listen, "--listen")
-    if metrics_listen:
-        _gateway_at(metrics_listen, "--metrics-listen")
     is_over = threading.Event()
     if until_eof:
         threading.Thread(target=_await_eof, args=(is_over,), daemon=True).start()
@@ -124,7 +128,7 @@ def kafka_gateway(
         ended.callback(users.close)
         if not sasl:
             users.nobody()
-        bound = listening_socket(listen, "--listen")
+        bound = listening_at(listen, "--listen")
         ended.callback(bound.close)
         host, port = bound.getsockname()[:2]
         if shown is None and is_wildcard(host):
@@ -145,7 +149,7 @@ def kafka_gateway(
         gateway = KafkaGateway(users, bound, gateways, tls)
         ended.callback(gateway.close)
         if metrics_listen:
-            scraped = listening_socket(metrics_listen, "--metrics-listen")
+            scraped = listening_at(metrics_listen, "--metrics-listen")
             ended.callback(scraped.close)
             ended.callback(serve_counts(scraped, gateway.counts, lambda: None))
             note(f"metrics and health are shown at http://{joined(*scraped.getsockname()[:2])}/")

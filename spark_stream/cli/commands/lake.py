@@ -23,6 +23,7 @@ from spark_stream.cli.options import (
     completed,
     confirm,
     counted,
+    listening_at,
     log,
     note,
     position_of,
@@ -366,7 +367,6 @@ def run(
     from spark_stream.lake_worker.counts import serve_counts
     from spark_stream.lake_worker.status import topics_of
     from spark_stream.lake_worker.worker import LakeWorker
-    from spark_stream.transport.listening import listening_socket
     from spark_stream.wire.addresses import joined
 
     if metrics_listen and once:
@@ -379,7 +379,7 @@ def run(
         opened = ended.enter_context(log(bootstrap, path))
         worker = LakeWorker(opened, name)
         if metrics_listen:
-            bound = listening_socket(metrics_listen, "--metrics-listen")
+            bound = listening_at(metrics_listen, "--metrics-listen")
             ended.callback(bound.close)
             ended.callback(serve_counts(bound, worker.counts))
             host, port = bound.getsockname()[:2]

@@ -221,6 +221,14 @@ def test_a_running_worker_shows_its_metrics(here, lake, served, tmp_path):
     assert (refused.code, "--once" in refused.err) == (2, True)
 
 
+def test_metrics_need_a_host_and_a_port(here, lake, tmp_path):
+    kept = tmp_path / "file"
+    kept.write_text("kept")
+    refused = here("lake", "run", "l", "--metrics-listen", f"unix:{kept}")
+    assert (refused.code, "Give HOST:PORT" in refused.err) == (2, True)
+    assert kept.read_text() == "kept"
+
+
 def test_the_list_shows_the_reason_of_a_stop(here, lake, served):
     stopped = json.loads(here("lake", "list", "--output", "json").out)[0]["stopped"]
     assert stopped == ""
