@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import signal
 import socket
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator
@@ -239,6 +241,24 @@ NUMBERS = pa.schema([("n", pa.int64())])
 
 native = pytest.mark.skipif(PORTABLE, reason="its subject is a call of Linux without a fallback")
 """The mark of tests that ``ISOLOG_PORTABLE=1`` skips."""
+
+needs_epoll = pytest.mark.skipif(
+    PORTABLE or not hasattr(select, "epoll"), reason="threads read for the loop with epoll only"
+)
+
+
+def note_threads(
+    monkeypatch: pytest.MonkeyPatch, kind: type, method: str
+) -> list[threading.Thread]:
+    """Return a list to which each call of a method adds its thread."""
+    real, threads = getattr(kind, method), list[threading.Thread]()
+
+    def noted(*args: object) -> object:
+        threads.append(threading.current_thread())
+        return real(*args)
+
+    monkeypatch.setattr(kind, method, noted)
+    return threads
 
 
 # -- fixtures of all tests ------------------------------------------------------------------------

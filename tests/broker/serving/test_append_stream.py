@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +17,21 @@ from spark_stream.broker.serving import append_stream
 from spark_stream.broker.serving.append_stream import AppendStream
 from spark_stream.broker.serving.fetch_task import FetchTask
 from spark_stream.broker.serving.serving import Serving
-from spark_stream.operating_system import PORTABLE
 from spark_stream.wire.messages import FETCH
 from spark_stream.wire.stream_messages import Fetch
 from spark_stream.wire.transaction_messages import KillTransaction
 from tests.broker.stamped import Appender, Owner
 from tests.brokers import broker_here
-from tests.support import NUMBERS, Channel, act, eventually, numbers, range_of
+from tests.support import (
+    NUMBERS,
+    Channel,
+    act,
+    eventually,
+    needs_epoll,
+    note_threads,
+    numbers,
+    range_of,
+)
 
 
 def test_batch_has_the_reason_if_its_transaction_is_aborted_just_before_its_append(
@@ -64,11 +71,6 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         with isolog.connect(found.address) as log:
             log.create_topic("t", partitions=2, schema=NUMBERS)
         yield found
-
-
-needs_epoll = pytest.mark.skipif(
-    PORTABLE or not hasattr(select, "epoll"), reason="threads read for the loop with epoll only"
-)
 
 
 def lingering(broker: Broker, channel: Channel) -> Appender:
@@ -173,28 +175,20 @@ def test_an_append_is_acknowledged_before_it_wakes_five_hundred_readers(broker, 
     assert woken == [500]
 
 
+@pytest.mark.rule(
+    "the thread that serves the readers of a small append", "broker/serving/append_stream.py"
+)
 @pytest.mark.parametrize(("rows", "is_same"), [(1, True), (20_000, False)])
 def test_the_thread_of_a_small_append_serves_a_waiting_reader(
     broker, monkeypatch, rows: int, is_same: bool
 ):
-    threads: dict[str, int] = {}
-
-    def noted(kind: type, method: str) -> None:
-        real = getattr(kind, method)
-
-        def note(*args: Any) -> Any:
-            threads[method] = threading.get_ident()
-            return real(*args)
-
-        monkeypatch.setattr(kind, method, note)
-
     with Channel(broker.address) as channel, Channel(broker.address) as readers:
         asked = Fetch(ranges=[range_of("t", 0, start=0, wait_ms=60_000)]).to_bytes()
         waiting = readers.open(FETCH, b"", asked, end=True)
         eventually(lambda: broker._serving.fetches_waiting == 1)
-        noted(AppendStream, "_attempt")
-        noted(FetchTask, "_run")
+        appending = note_threads(monkeypatch, AppendStream, "_attempt")
+        serving = note_threads(monkeypatch, FetchTask, "_run")
         assert Appender(channel).append(0, numbers(0, rows))["offset"] == 0
         assert waiting.receive(30) is not None  # the schema
         assert waiting.receive(30) is not None
-    assert (threads["_attempt"] == threads["_run"]) is is_same
+    assert (serving[0] is appending[0]) is is_same
