@@ -19,7 +19,6 @@ from spark_stream.client.log import Log
 from spark_stream.client.reading.columns import View
 from spark_stream.client.reading.fetching import Fetched, Source
 from spark_stream.client.reading.loop import FETCH_BYTES, Fetcher, WantedRange
-from spark_stream.client.writing.promises import Answers
 from spark_stream.consistency.ids import Offset
 from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.counting import Tally
@@ -36,7 +35,7 @@ from spark_stream.kafka.refusals import KafkaCode, code_of
 from spark_stream.kafka.typed import as_records, read_columns
 from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import is_default
-from spark_stream.transport.channel import SocketChannel
+from spark_stream.transport.channel import ChannelWaits, SocketChannel
 from spark_stream.wire.messages import EARLIEST, LATEST
 from spark_stream.wire.topic_messages import AskedTopic, PartitionOffset, TopicDescription
 
@@ -126,7 +125,7 @@ class PartitionReader:
 
     @property
     def channel(self) -> SocketChannel | None:
-        """The connection to the leader. None while it is looked up."""
+        """The connection of the present fetch, to the leader or a follower. None without one."""
         return self._fetcher.channel
 
     def move_to(self, position: int) -> None:
@@ -208,7 +207,11 @@ def _rest(fetched: Fetched, rows: int) -> Fetched:
 
 
 class _Gathered(Struct):
-    """The records for an answer, of ``size`` bytes. ``failed``: the errors of other partitions."""
+    """The records for an answer, of ``size`` bytes.
+
+    ``asked``: the requested partitions. ``failed``: the errors of partitions whose readers were
+    removed.
+    """
 
     asked: Mapping[Place, Mapping[str, Any]]
     readers: dict[Place, PartitionReader]
@@ -217,7 +220,7 @@ class _Gathered(Struct):
     size: int = 0
 
     def take(self, room: int) -> None:
-        """Add the records that have arrived, up to ``room`` bytes, and at least one record."""
+        """Add arrived records until ``size`` is ``room``, and at least one if there is any."""
         for place, reader in list(self.readers.items()):
             if self.size >= room and self.size:
                 return
@@ -248,7 +251,7 @@ class FetchSession:
         self._held = 0
         self._readers: dict[tuple[Place, Isolation], PartitionReader] = {}
         self._arrived = threading.Event()
-        self._leader = Answers()
+        self._waits = ChannelWaits()
         self._described: dict[str, float] = {}
 
     def close(self) -> None:
@@ -300,12 +303,12 @@ class FetchSession:
 
     def _on_arrival(self) -> None:
         self._arrived.set()
-        self._leader.wake()
+        self._waits.wake()
 
     def _await_arrival(self, readers: Iterable[PartitionReader], wait_s: float) -> None:
-        """Wait until a reader has records, and read the connection of one of them meanwhile."""
-        self._leader.channel = next(filter(None, (each.channel for each in readers)), None)
-        left_s = self._leader.read_until(self._arrived.is_set, wait_s)
+        """Wait for records or an error of a reader. Read one of their connections until then."""
+        self._waits.channel = next(filter(None, (each.channel for each in readers)), None)
+        left_s = self._waits.read_until(self._arrived.is_set, wait_s)
         self._arrived.wait(left_s)
 
     def _readers_of(

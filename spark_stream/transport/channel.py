@@ -611,6 +611,35 @@ def own_wake_up() -> WakeUp:
     return found
 
 
+class ChannelWaits:
+    """The waits of threads for answers on a connection, which one of them may read."""
+
+    def __init__(self) -> None:
+        self.channel: SocketChannel | None = None
+        """The connection of the next answers. None before it is known."""
+        self._read: list[SocketChannel] = []
+
+    def read_until(self, is_done: Callable[[], bool], timeout: float | None) -> float | None:
+        """Read until ``is_done`` returns True, or the loop has to read. Return the time left.
+
+        A thread that changes the result of ``is_done`` calls :meth:`wake` afterwards.
+        """
+        channel = self.channel
+        if channel is None:
+            return timeout
+        try:
+            self._read.append(channel)  # before the first call of is_done
+            return channel.read_until(is_done, timeout)
+        finally:
+            with suppress(ValueError):  # a signal handler came first
+                self._read.remove(channel)
+
+    def wake(self) -> None:
+        """Wake the threads in :meth:`read_until`."""
+        for each in tuple(self._read):
+            each.wake()
+
+
 def wait_readable(sock: socket.socket, wake_up: WakeUp, timeout_s: float) -> bool:
     """Wait until the socket is readable, or another thread wakes this one, or for the timeout.
 

@@ -19,9 +19,10 @@ import pyarrow as pa
 from msgspec import Struct, field
 
 from spark_stream.client.writing.partitioner import Part, partitions_of, split
-from spark_stream.client.writing.promises import Answers, Outcomes, RecordPromise
+from spark_stream.client.writing.promises import Outcomes, RecordPromise
 from spark_stream.errors import BufferFull, IsologError
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
+from spark_stream.transport.channel import ChannelWaits
 from spark_stream.transport.lifetime import check_may_wait, new_lock, present_lifetime
 from spark_stream.transport.loop import Timer
 
@@ -53,7 +54,7 @@ class Buffer:
     """
 
     def __init__(
-        self, limit: int, timeout_s: float, hurry: Callable[[], None], answers: Answers
+        self, limit: int, timeout_s: float, hurry: Callable[[], None], answers: ChannelWaits
     ) -> None:
         self._limit = limit
         self._timeout_s = timeout_s

@@ -39,7 +39,6 @@ from spark_stream.client.writing.core import (
     WakeAt,
 )
 from spark_stream.client.writing.lanes import Outgoing, ProducerIdentity
-from spark_stream.client.writing.promises import Answers
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.errors import (
     BrokerUnavailable,
@@ -50,7 +49,7 @@ from spark_stream.errors import (
 )
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received, StreamOver
-from spark_stream.transport.channel import SocketChannel
+from spark_stream.transport.channel import ChannelWaits, SocketChannel
 from spark_stream.transport.client import client_loop
 from spark_stream.transport.lifetime import Lock, new_lock
 from spark_stream.transport.loop import Loop, Timer
@@ -91,7 +90,7 @@ class ProducerLoop:
         settings: Settings,
         lock: Lock,
         finished: Callable[[], None],
-        answers: Answers,
+        answers: ChannelWaits,
     ) -> None:
         self._connection = connection
         self._answers = answers
@@ -413,8 +412,8 @@ class AppendStream:
         """Send a batch when there is credit for it. Drop it if the stream has ended.
 
         Raises:
-            InternalError: The batch has another schema than the stream. The broker would not
-                notice, and would store other values.
+            InternalError: The batch has another schema than the stream. The broker cannot detect
+                it, and would store other values.
         """
         if not batch.batch.schema.equals(self._schema):
             columns = ", ".join(batch.batch.schema.names)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -32,7 +31,7 @@ from spark_stream.client.values import Written
 from spark_stream.client.writing.lanes import Settlement, Unacknowledged
 from spark_stream.errors import IsologError, RecordNotAttempted, UnknownOutcome
 from spark_stream.loggers import logger_of
-from spark_stream.transport.channel import SocketChannel
+from spark_stream.transport.channel import ChannelWaits, SocketChannel
 from spark_stream.transport.lifetime import (
     Lifetime,
     ProcessBound,
@@ -89,35 +88,6 @@ class Failure(Struct, eq=False):
         self.is_reported = True
 
 
-class Answers:
-    """The connection on which a producer's next answers arrive, for threads that wait for them."""
-
-    def __init__(self) -> None:
-        self.channel: SocketChannel | None = None
-        """The connection of the latest batch. None before the first batch."""
-        self._read: list[SocketChannel] = []
-
-    def read_until(self, is_done: Callable[[], bool], timeout: float | None) -> float | None:
-        """Read until ``is_done`` returns True, or the loop has to read. Return the time left.
-
-        A thread that changes the result of ``is_done`` calls :meth:`wake` afterwards.
-        """
-        channel = self.channel
-        if channel is None:
-            return timeout
-        try:
-            self._read.append(channel)  # before the first call of is_done
-            return channel.read_until(is_done, timeout)
-        finally:
-            with suppress(ValueError):  # a signal handler came first
-                self._read.remove(channel)
-
-    def wake(self) -> None:
-        """Wake the threads in :meth:`read_until`."""
-        for each in tuple(self._read):
-            each.wake()
-
-
 class Failures:
     """The unreported failures of a producer, in order."""
 
@@ -129,7 +99,7 @@ class Failures:
         self._tidy_at = _FAILURES_KEPT
         self.first: IsologError | None = None
         """The first error since :meth:`clear`, reported or not."""
-        self.answers = Answers()
+        self.answers = ChannelWaits()
 
     def add(self, failure: Unreported) -> None:
         """Add a failure, just before its futures are settled."""
@@ -177,7 +147,7 @@ class Promise(ProcessBound, Future[Written]):
         return self._failures.lifetime
 
     @property
-    def _answers(self) -> Answers:
+    def _answers(self) -> ChannelWaits:
         return self._failures.answers
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -312,7 +282,7 @@ class RecordPromise(Promise):
         return self._outcomes.lifetime
 
     @property
-    def _answers(self) -> Answers:
+    def _answers(self) -> ChannelWaits:
         return self._outcomes.answers
 
     def __getattr__(self, name: str) -> Any:

@@ -2,7 +2,8 @@
 
 A batch is sent once. After a failure the caller sends it again, with the same stamp, by which the
 leader recognises a duplicate. The writer has no state of a producer. The caller sends the batches
-of a producer to a partition in the order of their sequences.
+of a producer to a partition in the order of their sequences. The writer keeps this order within a
+schema only. So the caller awaits all answers before it sends in another schema.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from spark_stream.client.connecting.routes import Route
 from spark_stream.client.topics import TopicsClient
 from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.client.writing.loop import AppendStream
-from spark_stream.client.writing.promises import Answers
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
 from spark_stream.errors import IsologError
+from spark_stream.transport.channel import ChannelWaits
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.stream_messages import Ack, AppendTo, BatchRefused, Envelope
 from spark_stream.wire.topic_messages import TopicDescription
@@ -35,9 +36,9 @@ _Place = tuple[str, int, str, str | None]
 
 
 class PendingAck:
-    """The answer to an append under way. A thread that waits for it reads the connection itself."""
+    """The pending answer to an append. A thread that waits for it may read the connection."""
 
-    def __init__(self, route: Route, answers: Answers) -> None:
+    def __init__(self, route: Route, answers: ChannelWaits) -> None:
         self.route = route
         self.answer: Future[Ack] = Future()
         self._answers = answers
@@ -62,7 +63,7 @@ class _OpenStream(Struct, eq=False):
     place: _Place
     used: float
     stream: AppendStream
-    answers: Answers = field(default_factory=Answers)
+    answers: ChannelWaits = field(default_factory=ChannelWaits)
     waiting: dict[int, PendingAck] = field(default_factory=dict)
     error: IsologError | None = None
 
@@ -102,6 +103,7 @@ class StampedWriter:
         Raises:
             LeaderUnavailable, UnknownTopic, BrokerUnavailable, RequestTimeout: The leader was not
                 found, or does not accept a connection. The batch was not sent.
+            InternalError: The batch has another schema than ``topic``.
         """
         route = self._topics.router.route(topic.name, topic.id, partition)
         number = next(self._numbers)
@@ -119,9 +121,14 @@ class StampedWriter:
             number=number, partition=partition, stamp=stamp, leader_epoch=route.epoch
         )
         deadline = time.monotonic() + self._timeout_ms / 1_000
-        opened.stream.send(
-            envelope.to_bytes(), Outgoing(batch, partition, deadline, lambda _: None)
-        )
+        try:
+            opened.stream.send(
+                envelope.to_bytes(), Outgoing(batch, partition, deadline, lambda _: None)
+            )
+        except BaseException:
+            with self._lock:
+                opened.waiting.pop(number, None)
+            raise
         return pending
 
     def close(self) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from isolog.errors import BufferFull
 from spark_stream.client.writing.buffer import Buffer, Share
-from spark_stream.client.writing.promises import Answers
+from spark_stream.transport.channel import ChannelWaits
 
 
 def test_parts_that_share_memory_free_their_room_after_the_last_one():
-    buffer = Buffer(100, 0.01, lambda: None, Answers())
+    buffer = Buffer(100, 0.01, lambda: None, ChannelWaits())
     with buffer.lock:
         buffer.reserve(90)
         share = Share(90, 1, parts=2, flushes=buffer.take())
@@ -35,7 +35,7 @@ def test_a_flush_waits_only_for_earlier_records():
             buffer.reserve(1)
             taken.append(Share(1, 1, 1, buffer.take()))
 
-    buffer = Buffer(100, 0.01, lambda: [each() for each in meanwhile], Answers())
+    buffer = Buffer(100, 0.01, lambda: [each() for each in meanwhile], ChannelWaits())
     take()
     take()
     meanwhile[:] = [take, lambda: buffer.release(taken[0])]
