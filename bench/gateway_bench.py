@@ -22,6 +22,7 @@ import isolog
 from bench.kafka.broker import KafkaBroker
 from bench.kafka.jars import WrongJars, default_cache, fetched
 from bench.results import Results
+from spark_stream.cli.commands.kafka_gateway import READY
 
 VALUE: Final = b"x" * 100
 RECORDS: Final = 400_000
@@ -30,13 +31,12 @@ MESSAGES: Final = 150
 """The records of a round of latencies."""
 
 PAUSE_S: Final = 0.01
-READY: Final = "isolog kafka-gateway ready "
 _ISOLOG, _KAFKA = "isolog", "kafka"
 _WAIT_S: Final = 60.0
 
 
 def run(log: isolog.Log, place: Path, results: Results, idle_s: float) -> None:
-    """Idle gateway, rates of a producer and a consumer, and Spark's real-time mode."""
+    """Measure an idle gateway, a producer and a consumer, and Spark's real-time mode."""
     place.mkdir()
     with ExitStack() as ends:
         address, gateway = ends.enter_context(_gateway(log.status().address))
@@ -94,7 +94,7 @@ def _create(address: str, *names: str) -> None:
 
 
 def _rates(sides: Mapping[str, str], gateway: psutil.Process, results: Results) -> None:
-    """The median rates of a producer and of a consumer, over rounds in turns."""
+    """Measure the median rates of a producer and of a consumer, over rounds in turns."""
     produced: dict[str, list[float]] = {side: [] for side in sides}
     consumed: dict[str, list[float]] = {side: [] for side in sides}
     spent: dict[str, list[float]] = {"produced": [], "consumed": []}
@@ -158,7 +158,7 @@ def _consume(address: str, topic: str) -> float:
 def _real_time(
     sides: Mapping[str, str], connector: list[Path], place: Path, results: Results
 ) -> None:
-    """The time from a record's append to one topic to its arrival from another, through Spark.
+    """Measure the time from an append to one topic to the arrival from another, through Spark.
 
     Both sides are measured in turns, because a shared machine changes its speed.
     """
@@ -214,7 +214,10 @@ def _through_spark(spark: Any, address: str, checkpoint: Path, number: int) -> l
 
 
 def _latencies(address: str, source: str, target: str) -> list[float]:
-    """Send records one after the other, and return the milliseconds until each is received."""
+    """Send records one after the other, and return the milliseconds until each is received.
+
+    The first tenth does not count.
+    """
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 0})
     consumer = Consumer({"bootstrap.servers": address, "group.id": "bench", "log_level": 0})
     consumer.assign([TopicPartition(target, 0, 0)])

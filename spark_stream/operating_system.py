@@ -374,7 +374,10 @@ class FolderWatch:
 
 
 def _inotify(folder: Path) -> int | None:
-    """Return a descriptor with the events of the folder's files. None: there are none to have."""
+    """Return a descriptor with the events of the folder's files.
+
+    None without inotify or a free watch.
+    """
     begin, watch = _of_libc("inotify_init1"), _of_libc("inotify_add_watch")
     if begin is None or watch is None:
         return None
@@ -436,7 +439,7 @@ def follows_changes(selector: selectors.BaseSelector) -> bool:
 def wait_for_any(files: Sequence[socket.socket | int], timeout_s: float) -> set[int]:
     """Return the descriptors that are readable, closed or failed, once there is one.
 
-    The set is empty after the timeout. Windows lacks it.
+    The set is empty after the timeout. Windows lacks this call.
 
     Raises:
         ValueError: A socket was closed before.

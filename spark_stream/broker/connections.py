@@ -1,4 +1,4 @@
-"""A broker's connections as its configuration names them: sockets, TLS, and the metadata store.
+"""A broker's connections as its configuration names them: TLS, and the metadata store.
 
 A broker has one certificate for clients, and one for the other brokers of its cluster. Changed
 files are read again.

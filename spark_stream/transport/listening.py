@@ -1,4 +1,4 @@
-"""Sockets that listen, by the addresses of configurations and commands."""
+"""Sockets to listen on, by the addresses of configurations and commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def listening_socket(listen: str, setting: str = "listen") -> socket.socket:
 
     Raises:
         InvalidConfig: There is no such host, or the path is too long.
-        PortInUse: Another process has the port.
+        PortInUse: The address cannot be bound, usually because another process has it.
     """
     if listen.startswith(UNIX):
         return _unix_socket(Path(listen.removeprefix(UNIX)), setting)
@@ -49,7 +49,7 @@ def _unix_socket(path: Path, setting: str) -> socket.socket:
             setting=setting,
         )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # this process has the directory's lock, so no other broker serves it
+    # the caller has the lock of the directory, so no other broker serves it
     path.unlink(missing_ok=True)
     bound = socket.socket(UNIX_SOCKETS, socket.SOCK_STREAM)
     bound.bind(os.fspath(path))

@@ -1,8 +1,8 @@
 """The reader of a connection: the loop, or a thread that waits for an answer. Pure.
 
 A thread that waits takes the turn, reads its answer itself and needs no change of threads. It
-handles the events of streams that allow this (:attr:`~.streams.Stream.handles_anywhere`). It passes
-all others to the loop, in their order.
+handles the events of streams that allow this (:attr:`~.streams.Stream.handles_anywhere`). If one
+event does not allow it, all events received with it go to the loop, in their order.
 
 =============  ==========================================  =============
 turn           event                                       next turn
@@ -30,7 +30,7 @@ from spark_stream.protocol import Event
 
 
 class ReadingTurn:
-    """The turn of one connection. The caller holds the connection's lock."""
+    """The turn of one connection. The caller of a method that changes it holds the lock."""
 
     def __init__(self) -> None:
         self._thread: int | None = None  # that has the turn

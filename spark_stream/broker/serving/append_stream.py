@@ -360,7 +360,7 @@ class AppendStream:
         """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
         is_small = append.size <= _SERVED_BYTES_MAX
-        with _DEFERRED_WORK:  # to send the frames for followers, and for few readers, afterwards
+        with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
             tried = append.prepare()
             if tried is AttemptResult.UNJOINED:
                 tried = run(append.join())

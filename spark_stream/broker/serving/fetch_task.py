@@ -1,15 +1,16 @@
 """A fetch that uses no thread while it waits for records or for its reader.
 
 A task runs on a pool until it must wait. The end of the wait submits it again: an append that moves
-the bound beyond its position, credit on its stream, its deadline, or the end of its stream. Each
-wait has a number, so that only the first of these events has an effect. Before it sends a frame,
-the task pauses for the time that its principal's quota requires. Only a timer ends that pause.
+the bound beyond its position, credit on its stream, its deadline, or the end of its stream. A small
+append runs the few tasks that it wakes on its own thread. Each wait has a number, so that only the
+first of these events has an effect. Before it sends a frame, the task pauses for the time that its
+principal's quota requires. Only a timer ends that pause.
 
 ======================  ==========================================  ==========================
 state                   event                                       next state
 ======================  ==========================================  ==========================
 queued or running       it must wait, or is done                    waiting, or ended
-waiting for records     append, deadline, end of the stream         queued
+waiting for records     append, deadline, end of the stream         queued or running
 waiting for credit      credit, end of the stream                   queued
 pausing for its quota   timer, twice a second                       queued
 ======================  ==========================================  ==========================
@@ -112,6 +113,8 @@ class FetchTasks:
         refused: NamedCounts | None = None,
     ) -> None:
         """``woken`` is the pool for fetches that records have woken, perhaps hundreds together.
+
+        It does not get those that the appending thread runs itself.
 
         ``turn_bytes``: the bytes that a fetch sends in a row. ``refused`` counts the errors that
         end a fetch.

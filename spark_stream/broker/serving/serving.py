@@ -92,7 +92,7 @@ _WAITING_MAX: Final = 4
 _FEW: Final = 4
 """The most reads that an append's thread wakes itself. More are woken by another thread.
 
-After a small append the same thread serves them, because a change of threads costs more.
+After a small append it also serves these few, because a change of threads costs more.
 """
 _WOKEN_THREADS: Final = 1
 """Threads for woken fetches. More would delay appends, which also need the interpreter."""

@@ -1,7 +1,8 @@
 """The reader's loop. The core decides, the process's loop receives, the consumer decodes.
 
 A reader has no thread. The loop's thread receives frames, and sends the next fetches of the core.
-The consumer's thread decodes. Work that may wait for a broker (connecting, finding leaders) runs on
+The consumer's thread decodes. With ``arrived``, a thread that waits for records may receive and
+send in place of the loop. Work that may wait for a broker (connecting, finding leaders) runs on
 other threads (``dispatch``).
 
 Each fetch has a size limit, after which the core decides again, and a limit for its broker's

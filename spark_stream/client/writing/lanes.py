@@ -93,8 +93,8 @@ class ProducerIdentity(Struct, frozen=True):
 class Outgoing(Struct):
     """A batch until it is settled. ``deadline`` is on the monotonic clock.
 
-    A sending encodes the rows later, without the core's lock, and in the schema of its stream. So
-    the rows do not change once they were sent. Other rows need another object.
+    A batch is encoded after the core's lock is released, so its rows never change once it is sent.
+    Changed rows need a new object.
 
     ``stamp`` is None until it is sent. ``number`` is that of its last sending. ``unanswered``: the
     number of sendings without an answer. Unless it is 0, the batch may be in the log. ``joins``:
@@ -226,7 +226,7 @@ class Lane:
         self._batches.append(batch)
 
     def revise(self, change: Callable[[pa.RecordBatch], pa.RecordBatch]) -> None:
-        """Replace each batch that is not settled by one with the rows of ``change``."""
+        """Replace each unsettled batch by a copy with the changed rows."""
         self._batches = deque(
             replace(
                 batch,
