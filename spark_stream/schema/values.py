@@ -134,6 +134,38 @@ def null_rows(
             yield rows[found], where
 
 
+def same_values(one: pa.Array, other: pa.Array) -> bool:
+    """Return whether arrays of one type have the same values, in any layout.
+
+    A NaN equals another one. A double equals the float to which it is rounded, because its column
+    may have been widened.
+    """
+    if one.equals(other):
+        return True
+    if not one.is_valid().equals(other.is_valid()):
+        return False
+    one, other = one.drop_null(), other.drop_null()
+    if pt.is_floating(one.type):
+        return _same_floats(one.to_numpy(), other.to_numpy())
+    if not pt.is_nested(one.type):
+        return False
+    if not pt.is_struct(one.type) and not np.array_equal(_lengths(one), _lengths(other)):
+        return False
+    return all(map(same_values, _values(one), _values(other)))
+
+
+def _same_floats(one: npt.NDArray[np.floating], other: npt.NDArray[np.floating]) -> bool:
+    if np.array_equal(one, other, equal_nan=True):
+        return True
+    if not np.array_equal(np.isinf(one), np.isinf(other)):
+        return False
+    with np.errstate(over="ignore"):  # beyond the range of floats
+        floats = one.astype(np.float32), other.astype(np.float32)
+    are_floats = np.array_equal(floats[0], one, equal_nan=True)
+    are_floats |= np.array_equal(floats[1], other, equal_nan=True)
+    return are_floats and np.array_equal(*floats, equal_nan=True)
+
+
 def _within(kind: pa.DataType) -> list[tuple[str, Any]]:
     """Return the fields of a nested type with Spark's names for them, or an empty list."""
     if pt.is_struct(kind):

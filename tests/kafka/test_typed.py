@@ -16,8 +16,8 @@ from spark_stream.kafka import reading
 from spark_stream.kafka.refusals import KafkaCode
 from spark_stream.kafka.typed import COLUMNS, as_records, as_rows
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, TIMESTAMP
-from tests.kafka.clients import WAIT_S, produced, producer_at, read_at, sent
-from tests.kafka.kafka_batches import by_kafka
+from tests.kafka.clients import WAIT_S, asked, produced, producer_at, read_at, sent
+from tests.kafka.kafka_batches import by_kafka, rebuilt
 
 MOMENT = datetime(2026, 11, 29, 10, 0, 0, 123_456, UTC)
 SCHEMA = pa.schema(
@@ -177,6 +177,31 @@ def test_a_producer_continues_in_the_altered_topic(log, topic, gateway, idempote
     sent(producer, topic, values[1:2])
     sent(producer, topic, values[2:])
     assert log.read(topic).to_pylist() == [{"added": None, **each} for each in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "then", "row"),
+    [
+        ({"n": pa.int32()}, {"n": pa.int64(), "m": pa.int8()}, {"n": 1}),
+        ({"n": pa.int32()}, {"n": pa.int32(), "m": pa.map_(pa.string(), pa.int8())}, {"n": 1}),
+        ({"n": pa.float32()}, {"n": pa.float64()}, {"n": 0.1}),
+    ],
+    ids=["integer", "map", "float"],
+)
+def test_a_batch_that_is_sent_again_after_an_alteration_is_stored_once(
+    log, topic, gateway, other_gateway, first, then, row
+):
+    """The second gateway converts the JSON to the new columns."""
+    log.create_topic(topic, schema=pa.schema(list(first.items())))
+    wanted = {"transactional_id": None, "transaction_timeout_ms": 60_000}
+    producer_id = asked(gateway, "InitProducerId", 1, wanted)["producer_id"]
+    data = by_kafka([(None, json.dumps(row).encode(), [], 0)])
+    data = rebuilt(data, data[61:], producer=producer_id, producer_epoch=0, sequence=0)
+    found = produced(gateway, topic, data)
+    log.alter_topic(topic, schema=pa.schema(list(then.items())))
+    assert produced(other_gateway, topic, data) == found
+    assert len(log.read(topic)) == 1
 
 
 @pytest.mark.slow

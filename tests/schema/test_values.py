@@ -1,13 +1,15 @@
-"""Casts of nested values with invisible nulls."""
+"""Casts of nested values with invisible nulls, and comparisons of values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_stream.schema.values import cast
+from spark_stream.schema.values import cast, same_values
 
 
 def inner(number: pa.DataType) -> pa.DataType:
@@ -91,3 +93,40 @@ def test_visible_null_in_a_required_field_is_refused(of, value):
     with pytest.raises(pa.ArrowInvalid):
         cast(array, strict)
     assert cast(array[:1], strict).to_pylist() == [None]
+
+
+MAP = pa.map_(pa.string(), pa.float64())
+PAIR = pa.struct([("a", pa.int8()), ("b", pa.list_(pa.float64()))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "other", "is_same"),
+    [
+        (pa.int32(), [1, None, 3], [1, None, 3], True),
+        (pa.int32(), [1, None, 3], [1, None, 4], False),
+        (pa.int32(), [1, None, 3], [1, 2, 3], False),
+        (pa.float64(), [math.nan, 1.0], [math.nan, 1.0], True),
+        (pa.float64(), [math.nan, 1.0], [1.0, math.nan], False),
+        (pa.float64(), [float(np.float32(0.1)), None], [0.1, None], True),
+        (pa.float64(), [0.1], [0.1000000001], False),
+        (pa.float64(), [math.inf], [1e300], False),
+        (pa.float64(), [float(np.float32(0.1)), 0.5], [0.1, 0.25], False),
+        (MAP, [[("k", math.nan)], None, []], [[("k", math.nan)], None, []], True),
+        (MAP, [[("k", 1.0)], []], [[], [("k", 1.0)]], False),
+        (MAP, [[("k", 1.0)]], [[("j", 1.0)]], False),
+        (PAIR, [{"a": 1, "b": [math.nan]}], [{"a": 1, "b": [math.nan]}], True),
+        (PAIR, [{"a": 1, "b": [math.nan]}, None], [{"a": 2, "b": [math.nan]}, None], False),
+        (PAIR, [{"a": 1, "b": [0.5]}], [{"a": 1, "b": None}], False),
+    ],
+)
+def test_same_values_are_recognised_in_any_layout(
+    kind: pa.DataType, one: list[object], other: list[object], is_same: bool
+) -> None:
+    arrays = pa.array(one, kind), pa.array([other[0], *other], kind).slice(1)
+    assert same_values(*arrays) is is_same
+    assert same_values(*reversed(arrays)) is is_same
+
+
+def test_nulls_of_an_added_map_equal_those_of_a_client() -> None:
+    kind = pa.map_(pa.string(), pa.int32())
+    assert same_values(pa.nulls(2, kind), pa.array([None, None], kind))

@@ -65,7 +65,7 @@ from spark_stream.errors import (
     RecordTooLarge,
     StorageFailure,
 )
-from spark_stream.schema.values import bytes_at_most, first_null, record_sizes
+from spark_stream.schema.values import bytes_at_most, first_null, record_sizes, same_values
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 
 # A flag counts as a byte and is stored as a bit.
@@ -208,12 +208,13 @@ class Appends:
         """Return whether the log has the records of a message, perhaps in another encoding.
 
         The topic's schema or compression may have changed after the first append, and once more
-        after the encoding of this message. So both are encoded in the present format.
+        after the encoding of this message. So the values of both are compared in the present
+        schema.
         """
-        prepared, log = candidate.prepared, self._state.log
-        if prepared is None or candidate.rows is None:
+        log = self._state.log
+        if candidate.prepared is None or candidate.rows is None:
             return False
-        if prepared.crc == stored.crc:
+        if candidate.prepared.crc == stored.crc:
             return True
         try:
             chunks = list(log.read(stored.offset, Offset(stored.offset + stored.count)))
@@ -222,9 +223,10 @@ class Appends:
         (before,) = (
             pa.Table.from_batches([each.batch for each in chunks]).combine_chunks().to_batches()
         )
-        rows = (before, log.format.conformed(candidate.rows))
-        first, second = (log.format.prepare(each, prepared.timestamp).crc for each in rows)
-        return first == second
+        rows = log.format.conformed(candidate.rows)
+        return before.num_rows == rows.num_rows and all(
+            map(same_values, before.columns, rows.columns)
+        )
 
     def _acknowledgement(
         self, stamp: Stamp | None, isolation: Isolation, last_offset: int
