@@ -53,7 +53,7 @@ from spark_stream.loggers import logger_of
 from spark_stream.protocol import Bytes, Credited, Received
 from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.client import CLIENT_LIMITS, client_loop
-from spark_stream.transport.lifetime import check_may_wait, new_lock
+from spark_stream.transport.lifetime import check_may_wait, check_not_inside, new_lock
 from spark_stream.transport.loop import Timer
 from spark_stream.transport.streams import (
     TRANSPORT_ERRORS,
@@ -285,6 +285,8 @@ class Fetcher:
                     return None
             if wait_s:
                 check_may_wait()
+            else:
+                check_not_inside(self._lock)
             try:
                 item = self._next_item(wait_s)
             except queue.Empty:
