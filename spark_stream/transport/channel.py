@@ -13,6 +13,7 @@ Receive buffers are reused (:class:`BufferPool`).
 
 from __future__ import annotations
 
+import atexit
 import errno
 import itertools
 import math
@@ -61,6 +62,8 @@ _READ_AT_ONCE: Final = 4 << 20  # before the loop serves its other sockets
 _CALLS_AT_ONCE: Final = 16  # of the core: each takes a bounded number of frames
 _BUFFERS_AT_ONCE: Final = 64
 _DISCARDED_AT_ONCE: Final = 16
+_SPARE_MAX: Final = 16
+"""The most unused wake-ups of the process."""
 _FEW: Final = 4
 _FEW_OF_TLS: Final = 2  # each is a separate record, and a call
 _TLS_AT_ONCE: Final = 256 << 10  # per hold of the lock, so that others get it
@@ -237,15 +240,17 @@ class SocketChannel:
         return max(0.0, deadline - time.monotonic())
 
     def _read_before(self, deadline: float, is_done: Callable[[], bool]) -> None:
-        thread, mine = get_ident(), own_wake_up()
+        thread, mine = get_ident(), None
         with DeferredSignals() as signals:
             with self._lock:
-                has_taken = not self._over and self._turn.take(thread)
-                if has_taken:
-                    self._wake_up = mine
+                if not self._over and self._turn.take(thread):
+                    try:
+                        mine = self._wake_up = _WAKE_UPS.take()
+                    except OSError:
+                        self._turn.leave()  # the loop needs no descriptor
                 self._watch()
             try:
-                while self._turn.has(thread) and not is_done():
+                while mine is not None and self._turn.has(thread) and not is_done():
                     left_s = deadline - time.monotonic()
                     if left_s <= 0:
                         return
@@ -257,11 +262,12 @@ class SocketChannel:
                             self._receive(is_loop=False)
             finally:
                 signals.shut()
-                if has_taken:
+                if mine is not None:
                     with self._lock:
                         self._wake_up = None
                         self._turn.leave()
                         self._watch()
+                    _WAKE_UPS.give_back(mine)
 
     def wake(self) -> None:
         """Make a thread in :meth:`read_until` check whether it is done."""
@@ -586,29 +592,42 @@ def _reason(error: OSError) -> str:
     return str(error)
 
 
-class _OwnWakeUp(WakeUp):
-    """The wake-up of one thread, which ends with the thread."""
+class WakeUps:
+    """The wake-ups of threads that read in place of the loop, for repeated use.
 
-    def __del__(self) -> None:
-        self.close()
+    A wake-up has two descriptors. There are as many as threads that read at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._spare: deque[WakeUp] = deque()
+
+    def take(self) -> WakeUp:
+        """Return a wake-up that no thread uses.
+
+        Raises:
+            OSError: The process has no free descriptor.
+        """
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return WakeUp()
+
+    def give_back(self, wake_up: WakeUp) -> None:
+        """Keep a wake-up for the next thread. A late call of ``wake`` does no harm there."""
+        if len(self._spare) < _SPARE_MAX:
+            self._spare.append(wake_up)
+        else:
+            wake_up.close()
+
+    def close(self) -> None:
+        """Close the wake-ups that no thread uses. In a forked child, only its copies of them."""
+        while self._spare:
+            self._spare.pop().close()
 
 
-_own = threading.local()
-
-
-@in_child
-def _leave_parent() -> None:
-    """Close this process's copy of the parent's wake-up, in a child that was just forked."""
-    global _own
-    _own = threading.local()
-
-
-def own_wake_up() -> WakeUp:
-    """Return the wake-up of this thread."""
-    found: WakeUp | None = getattr(_own, "wake_up", None)
-    if found is None:
-        found = _own.wake_up = _OwnWakeUp()
-    return found
+_WAKE_UPS: Final = WakeUps()
+in_child(_WAKE_UPS.close)
+atexit.register(_WAKE_UPS.close)
 
 
 class ChannelWaits:

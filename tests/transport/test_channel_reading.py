@@ -21,6 +21,7 @@ from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.loop import READ, Loop, WakeUp
 from spark_stream.transport.loop import Ready as Callback
 from tests.examples import examples
+from tests.support import eventually
 from tests.transport.conftest import Begin
 
 
@@ -284,3 +285,44 @@ def test_many_threads_wait_on_one_connection(place: Begin) -> None:
         each.join()
     assert failures == []
     channel.close()
+
+
+def test_only_threads_that_read_need_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may have a thread for each of its clients, and 1,024 descriptors."""
+    made = list[WakeUp]()
+    monkeypatch.setattr(channels, "WakeUp", lambda: made.append(WakeUp()) or made[-1])
+    monkeypatch.setattr(channels, "_WAKE_UPS", channels.WakeUps())
+    pair, is_over = Pair(), threading.Event()
+    for _ in range(3):  # one after the other
+        reader = threading.Thread(target=pair.channel.read_until, args=(is_over.is_set, 60))
+        reader.start()
+        eventually(lambda: pair.channel._turn.waiting is not None)
+        waiting = [
+            threading.Thread(target=pair.channel.read_until, args=(lambda: False, 60))
+            for _ in range(20)
+        ]
+        for each in waiting:
+            each.start()
+        for each in waiting:
+            each.join(60)
+        is_over.set()
+        pair.channel.wake()
+        reader.join(60)
+        is_over.clear()
+    assert len(made) == 1
+    channels._WAKE_UPS.close()
+    pair.close()
+
+
+def test_the_loop_reads_for_a_thread_without_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> WakeUp:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(channels, "WakeUp", fails)
+    monkeypatch.setattr(channels, "_WAKE_UPS", channels.WakeUps())
+    pair = Pair()
+    assert pair.channel.read_until(lambda: False, 60) == pytest.approx(60, abs=30)
+    pair.send(1)
+    pair.loop.turn()
+    assert pair.received == pair.sent
+    pair.close()

@@ -22,6 +22,7 @@ from spark_stream.cli.options import (
     where,
 )
 from spark_stream.errors import InvalidOption, Unauthenticated
+from spark_stream.operating_system import raise_open_files_limit
 from spark_stream.wire.addresses import is_wildcard, joined
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def kafka_gateway(
     from spark_stream.kafka.messages.schemas import request_names
     from spark_stream.kafka.peers import GatewayAddress, Gateways
 
+    raise_open_files_limit()
     request_names()  # raises an error if the package with the schemas is missing
     if (server_cert is None) is not (server_key is None):
         raise InvalidOption("--tls-cert and --tls-key go together", hint="Give both, or neither.")
