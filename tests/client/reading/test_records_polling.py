@@ -9,7 +9,13 @@ from functools import partial
 
 import pytest
 
-from isolog.errors import InvalidOption, InvalidRequest, SchemaMismatch, Unsupported
+from isolog.errors import (
+    InvalidOption,
+    InvalidRequest,
+    ReentrantCall,
+    SchemaMismatch,
+    Unsupported,
+)
 from tests.support import NUMBERS, eventually, values
 
 LEVELS = ["read_uncommitted", "read_replicated", "read_committed", "read_atomic"]
@@ -55,6 +61,16 @@ def test_a_poll_waits_up_to_its_timeout(log, topic, isolation):
             sent.join()
         assert record.value == b"x"
         assert time.monotonic() - began < 60
+
+
+def test_a_poll_that_interrupts_its_own_reader_is_refused(log, topic):
+    """As in a signal handler. A poll without a timeout waits for no other thread."""
+    fill(log, topic, 10)
+    with log.consumer(topic) as consumer:
+        assert len(consumer.poll(60)) == 10
+        with consumer._fetcher._lock, pytest.raises(ReentrantCall):
+            consumer.poll(0)
+        assert consumer.poll(0) == []
 
 
 def test_polls_without_a_timeout_return_prefetched_records(log, topic):
