@@ -106,28 +106,46 @@ def init_producer_id(call: KafkaCall) -> Answer:
     """Return the fields of the answer with a new producer id.
 
     With a transactional id, the producer takes the id over. The earlier one is fenced, and its open
-    transaction aborts. A producer that only wants other sequences has to own the id.
+    transaction aborts. A producer that only wants other sequences has to own the id. If it sends
+    its request again, because the answer was lost, it gets the same answer.
     """
     fields, name = call.fields, call.fields["transactional_id"]
-    connection = call.log._connection
     timeout_ms = fields["transaction_timeout_ms"]
     if name is not None and not 0 < timeout_ms <= TRANSACTION_TIMEOUT_MS_MAX:
         return _without_id(KafkaCode.INVALID_TRANSACTION_TIMEOUT)
     try:
-        if name is not None and fields["producer_id"] >= 0:
-            with suppress(UnknownTransaction):
-                _abort(call, call.transactions.of(name, fields["producer_id"]))
-        found = connection.call(NewProducer())
         if name is None:
+            found = call.log._connection.call(NewProducer())
             return {"producer_id": found.producer_id, "producer_epoch": found.epoch}
-        own = {"transactional_id": name, "instance": instance_of(found.producer_id)}
-        taken = connection.call(InitTransactions.of(**own, timeout_ms=timeout_ms))
+        if fields["producer_id"] < 0:
+            return _new_owner(call, name)
+        known = call.transactions.of(name, fields["producer_id"])
+        with known.lock:
+            if known.successor is not None:
+                _take_over(call, name, known.successor["producer_id"])  # unless it was fenced
+            else:
+                with suppress(UnknownTransaction):
+                    _abort(call, known)
+                known.successor = _new_owner(call, name)
+            return known.successor
     except IsologError as error:
         has_fenced = call.request.version >= _FIRST_INIT_WITH_FENCED
         return _without_id(transaction_code(error, has_fenced=has_fenced))
+
+
+def _new_owner(call: KafkaCall, name: str) -> dict[str, int]:
+    """Return the fields of the answer for a new owner of a transactional id."""
+    producer_id = call.log._connection.call(NewProducer()).producer_id
     # Kafka's epoch is the first one in isolog whose sequences belong to this producer.
-    first = taken.epoch + 1
-    return {"producer_id": found.producer_id, "producer_epoch": first if first <= EPOCH_MAX else 0}
+    first = _take_over(call, name, producer_id).epoch + 1
+    return {"producer_id": producer_id, "producer_epoch": first if first <= EPOCH_MAX else 0}
+
+
+def _take_over(call: KafkaCall, name: str, producer_id: int) -> TransactionDescription:
+    """Make a producer the owner of a transactional id. The owner keeps it."""
+    own = {"transactional_id": name, "instance": instance_of(producer_id)}
+    timeout_ms = call.fields["transaction_timeout_ms"]
+    return call.log._connection.call(InitTransactions.of(**own, timeout_ms=timeout_ms))
 
 
 def _without_id(code: KafkaCode) -> Answer:

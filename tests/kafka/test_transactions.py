@@ -329,6 +329,7 @@ def described(address: str, *names: str) -> list[dict[str, Any]]:
 def test_a_producer_may_take_other_sequences_only_while_it_owns_the_id(topic, server):
     first = initialised(server, topic)
     second = initialised(server, topic, **owner(first))
+    assert initialised(server, topic, **owner(first)) == second  # its answer was lost
     third = initialised(server, topic, **owner(second))
     assert [each["error_code"] for each in (first, second, third)] == [0, 0, 0]
     late = initialised(server, topic, **owner(first))

@@ -17,6 +17,7 @@ class KafkaTransaction(Struct, eq=False):
     """The latest transaction of a producer, in the memory of a gateway.
 
     ``branch``: the identity of its writes while it is open. ``is_own``: this gateway began it.
+    ``successor``: the answer to the producer that has taken other sequences.
     """
 
     transactional_id: str
@@ -25,6 +26,7 @@ class KafkaTransaction(Struct, eq=False):
     is_own: bool = False
     positions: dict[tuple[str, str, int], PositionOf] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
+    successor: dict[str, int] | None = None
     lock: Any = field(default_factory=lambda: new_lock(is_brief=False))
 
     @property
