@@ -115,7 +115,6 @@ class StampedWriter:
         with self._lock:
             if opened.error is not None:
                 raise opened.error.again()
-            opened.answers.channel = opened.stream.channel
             opened.waiting[number] = pending = PendingAck(route, opened.answers)
         envelope = Envelope(
             number=number, partition=partition, stamp=stamp, leader_epoch=route.epoch
@@ -172,6 +171,7 @@ class StampedWriter:
             except IsologError:
                 self._remove(number)
                 raise
+            opened.answers.channel = opened.stream.channel
             return opened
 
     def _end_idle(self, now: float) -> None:
