@@ -1,8 +1,9 @@
 """The gateways of a cluster: their ids, which of them are alive, and the tasks of each.
 
-Kafka's clients see every gateway as a broker, for some minutes also one that does not answer. Each
-partition has one of the live gateways as its leader, by rendezvous hashing: the end of a gateway
-moves no other partitions. All groups and transactions have one gateway as their coordinator.
+Kafka's clients see every gateway as a broker, for some minutes also one that does not answer.
+Rendezvous hashing over the live gateways selects the leader of each partition. So the end of a
+gateway moves only its own partitions. All groups and transactions have one gateway as their
+coordinator.
 The gateways have no state in common, so a client may use any of them, also during a change.
 """
 

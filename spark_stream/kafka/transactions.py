@@ -106,8 +106,8 @@ def init_producer_id(call: KafkaCall) -> Answer:
     """Return the fields of the answer with a new producer id.
 
     With a transactional id, the producer takes the id over. The earlier one is fenced, and its open
-    transaction aborts. A producer that only wants other sequences has to own the id. If it sends
-    its request again, because the answer was lost, it gets the same answer.
+    transaction aborts. A request with a producer id resets the sequences, and only the owner may
+    send it. A retry after a lost answer gets the same answer.
     """
     fields, name = call.fields, call.fields["transactional_id"]
     timeout_ms = fields["transaction_timeout_ms"]

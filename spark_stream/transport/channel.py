@@ -635,7 +635,7 @@ class ChannelWaits:
 
     def __init__(self) -> None:
         self.channel: SocketChannel | None = None
-        """The connection of the next answers. None before it is known."""
+        """The connection of the next answers. None before the first request."""
         self._read: list[SocketChannel] = []
 
     def read_until(self, is_done: Callable[[], bool], timeout: float | None) -> float | None:
