@@ -7,11 +7,13 @@ import random
 import pyarrow as pa
 import pytest
 
+from isolog.errors import DamagedSegment
 from spark_stream.batches import decode_each
-from spark_stream.consistency.entries import Kind
+from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.ids import Offset
 from spark_stream.storage.format.stored import Chunk
 from spark_stream.storage.log.log import PartitionLog
+from spark_stream.storage.log.reading import VisibleBatches
 from spark_stream.storage.settings import Compression
 from tests.storage.log.test_log_transactions import end, write
 from tests.storage.logs import SCHEMA, append_next, flip, format_of, ids, segment_path
@@ -116,3 +118,62 @@ def test_damaged_message_is_never_returned(tmp_path):
     (chunk,) = whole(log)
     assert ids_in(chunk) == list(range(20))
     assert chunk.next_offset == 20
+
+
+@pytest.mark.rule(
+    "the last message of a segment, which a waiting reader gets by a shortcut",
+    "storage/segment/segment.py",
+    "storage/log/reading.py",
+)
+@pytest.mark.parametrize("seed", range(20))
+def test_reader_at_the_end_gets_each_message_once(tmp_path, seed):
+    chance = random.Random(seed)
+    log = PartitionLog.open(tmp_path, format_of(segment_entries=9))
+    start, aborted = Offset(0), set()
+    for number in range(60):
+        rows = chance.choice([1, 1, 1, 3])
+        if chance.random() < 0.5:
+            append_next(log, rows, 20)
+        else:
+            write(log, number, rows)
+            kind = chance.choice([Kind.ABORT, Kind.COMMIT])
+            if kind is Kind.ABORT:
+                aborted |= set(range(int(log.end.offset) - rows, int(log.end.offset)))
+            end(log, number, kind)
+        upto = Offset(int(log.end.offset) - (chance.random() < 0.2))
+        limits = chance.choice([{}, {}, {"max_records": 2}, {"max_bytes": 100}])
+        for committed in (True, False):
+            found, position = [], start
+            while position < upto:
+                for chunk in log.read(position, upto, encoded=True, committed=committed, **limits):
+                    assert chunk.base_offset >= position
+                    found += ids_in(chunk)
+                    assert chunk.rows == len(chunk.batch) or chunk.messages
+                    position = chunk.next_offset
+            assert found == [n for n in range(start, upto) if not (committed and n in aborted)]
+        start = upto
+    log.close()
+
+
+def test_last_message_needs_no_search(tmp_path, monkeypatch):
+    log = PartitionLog.open(tmp_path, format_of())
+    for _ in range(3):
+        append_next(log, 2, 20)
+    monkeypatch.delattr(VisibleBatches, "of")
+    (chunk,) = log.read(Offset(4), Offset(6), encoded=True, committed=True)
+    assert (ids_in(chunk), chunk.next_offset) == ([4, 5], 6)
+    with pytest.raises(AttributeError):
+        list(log.read(Offset(5), Offset(6), encoded=True))
+
+
+@pytest.mark.parametrize("file", ["arrow", "entries"])
+def test_damaged_last_message_is_never_returned(tmp_path, file):
+    log = PartitionLog.open(tmp_path, format_of(segment_entries=3))
+    for _ in range(4):
+        append_next(log, 2, 20)
+    last = log.tables()[0][2]
+    place = int(last["position"]) + 200 if file == "arrow" else -ENTRY_SIZE + 20
+    path = segment_path(log, 0, file)
+    flip(path, place % path.stat().st_size, 3)
+    with pytest.raises(DamagedSegment):
+        list(log.read(Offset(4), Offset(6), encoded=True))
