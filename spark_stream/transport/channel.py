@@ -204,6 +204,10 @@ class SocketChannel:
                 self._flush()
         return result
 
+    def flush(self) -> None:
+        """Send the output that waits for more."""
+        self.command(_change_nothing)
+
     def command_soon(self, act: Callable[[Connection, *Ts], object], *args: *Ts) -> None:
         """Have the loop's thread call the core. Takes no lock, so a finalizer may call this."""
         self._loop.call_soon(self.command, act, *args)
@@ -557,6 +561,10 @@ class SocketChannel:
             self._loop.watch(self._sock, (0 if self._is_paused else READ) | writes, self._ready)
         else:
             self._loop.lend(self._sock, writes, self._ready)
+
+
+def _change_nothing(_: Connection) -> None:
+    """Do nothing: a command also sends the pending output."""
 
 
 def _joined(parts: list[Bytes], few: int) -> Iterator[Bytes]:

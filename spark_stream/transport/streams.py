@@ -149,7 +149,7 @@ class Stream:
 
     def flush(self) -> None:
         """Send the frames that wait for others."""
-        self.channel.command(_change_nothing)
+        self.channel.flush()
 
     def take_last(self, event: Received) -> None:
         """Handle the last frame."""
@@ -252,10 +252,6 @@ def _call_guarded(handle: Callable[[E], None], event: E) -> None:
         handle(event)
     except Exception:
         logger.exception("a stream could not handle %r", event)
-
-
-def _change_nothing(core: Connection) -> None:
-    """Do nothing: a command also sends the pending output."""
 
 
 class BlockingStream:

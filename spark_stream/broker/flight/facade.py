@@ -436,7 +436,7 @@ class _PutClient:
     def _open(self) -> tuple[AppendTo, pa.Schema]:
         return self._opening
 
-    def send(self, header: Bytes, /, *, end: bool = False) -> bool:
+    def send(self, header: Bytes, /, *, end: bool = False, more: bool = False) -> bool:
         self._is_full = not end  # first: the other thread checks it after each answer
         if not end and self._answers.qsize() < _ANSWERS_MAX:
             self._is_full = False

@@ -50,6 +50,11 @@ _LONE_MIN: Final = 4
 """The frames in a row that came one at a time, before an appending thread lingers."""
 _SERVED_BYTES_MAX: Final = 64 << 10
 """The largest batch that an appending thread sends to few waiting readers itself."""
+WOKEN_HERE_MAX: Final = 4
+"""The most reads that an appending thread wakes itself. Another thread wakes more.
+
+After a small append it also serves these few, because a change of threads costs more.
+"""
 _TURN_BATCHES: Final = 64
 """The batches of one stream in a row, before other streams use the thread."""
 
@@ -65,8 +70,11 @@ class AppendFrame(Struct, frozen=True):
 class AppendClient(Protocol):
     """The client's end of a stream. No method blocks on the client."""
 
-    def send(self, header: Bytes, /, *, end: bool = False) -> bool:
-        """Send an answer, or the end. Return False if there is no credit for it."""
+    def send(self, header: Bytes, /, *, end: bool = False, more: bool = False) -> bool:
+        """Send an answer, or the end. Return False if there is no credit for it.
+
+        ``more``: it may wait for the next frame of its connection.
+        """
 
     def grant_credit(self, size: int, /) -> None:
         """Grant the client credit for more bytes."""
@@ -168,11 +176,11 @@ class AppendStream:
 
     # -- with the lock -----------------------------------------------------------------------------
 
-    def _advance(self) -> None:
+    def _advance(self, *, more: bool = False) -> None:
         """Send answers, take frames within the limits, and end the stream if all is done."""
         core = self._core
         if core.outbox:
-            self._send_answers()
+            self._send_answers(more=more)
         if core.begin_taking():
             self._start()
         if core.is_over and not self._is_over:
@@ -199,11 +207,11 @@ class AppendStream:
         else:
             self._start_elsewhere()
 
-    def _send_answers(self) -> None:
+    def _send_answers(self, *, more: bool) -> None:
         outbox = self._core.outbox
         while outbox:
             try:
-                if not self._is_gone and not self._client.send(outbox[0]):
+                if not self._is_gone and not self._client.send(outbox[0], more=more):
                     return
             except Exception:  # an event is about to report the end
                 self._is_gone = True
@@ -360,6 +368,7 @@ class AppendStream:
         """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
         is_small = append.size <= _SERVED_BYTES_MAX
+        is_gathered = False
         with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
             tried = append.prepare()
             if tried is AttemptResult.UNJOINED:
@@ -368,18 +377,31 @@ class AppendStream:
                 tried = append.take()
             if tried is AttemptResult.REFUSED:
                 tried = run(append.explain())
+            woken = append.take_woken()
             if tried is AttemptResult.ANSWERED:
-                self._answer(place)
+                is_gathered = is_small and self._serves(woken)
+                self._answer(place, more=is_gathered)
             if is_small:
-                self._streams.wake(append.take_woken())
+                self._streams.wake(woken)
+        if is_gathered and self._channel is not None:
+            self._channel.flush()
         if not is_small:
-            self._streams.wake(append.take_woken())
+            self._streams.wake(woken)
         if append.pending is not None:
             with self._lock:
                 self._core.wait(place)
                 self._set_timer()
             append.pending.when_settled(self._settle, place)
         return tried is not AttemptResult.HELD
+
+    def _serves(self, woken: Sequence[WakeUp]) -> bool:
+        """Return whether this thread is about to send records to a reader on its connection.
+
+        The acknowledgement then waits for these records: the client receives both at once.
+        """
+        if self._channel is None or len(woken) > WOKEN_HERE_MAX:
+            return False
+        return any(getattr(each, "channel", None) is self._channel for each in woken)
 
     def _append_queue(self, partition: int) -> None:
         """Append the batches of a queue, until it is empty or its partition is held."""
@@ -449,10 +471,10 @@ class AppendStream:
             if self._core.resume(partition, wait):
                 self._streams.pool.submit(self._append_queue, partition)
 
-    def _answer(self, place: BatchPlace[Append]) -> None:
+    def _answer(self, place: BatchPlace[Append], *, more: bool = False) -> None:
         with self._lock:
             self._core.answer(place, place.work.answer)
-            self._advance()
+            self._advance(more=more)
 
 
 def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:

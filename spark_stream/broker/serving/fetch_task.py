@@ -21,7 +21,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -37,6 +36,7 @@ from spark_stream.errors import InternalError, IsologError
 from spark_stream.loggers import logger_of
 from spark_stream.protocol import Body, Credited, Received, StreamOver, nbytes_of
 from spark_stream.storage.format.codec import uncompressed
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.transport.loop import Loop, Timer
 from spark_stream.transport.streams import Stream, StreamEvent, error_bytes
 
@@ -148,6 +148,23 @@ class FetchTasks:
             self._waiting -= 1
 
 
+class ReaderWakeUp:
+    """Ends the wait of a fetch for records. ``wait``: the number of that wait.
+
+    ``channel``: the connection of the reader.
+    """
+
+    __slots__ = ("_task", "_wait", "channel")
+
+    def __init__(self, task: FetchTask, wait: int, channel: SocketChannel) -> None:
+        self._task = task
+        self._wait = wait
+        self.channel = channel
+
+    def __call__(self) -> None:
+        self._task.wake(self._wait)
+
+
 class FetchTask:
     """The sending of one fetch's answers on its stream. ``call`` is held until its end.
 
@@ -203,7 +220,7 @@ class FetchTask:
             self._is_waiting = False
         self._submit()
 
-    def _wake(self, wait: int) -> None:
+    def wake(self, wait: int) -> None:
         """End the wait for records of this number, unless it has ended."""
         with self._lock:
             if self._wait != wait:
@@ -217,7 +234,7 @@ class FetchTask:
     def _expire(self) -> None:
         """End the current wait at its deadline, on the loop's thread."""
         self._timer = None
-        self._wake(self._wait)
+        self.wake(self._wait)
 
     def _cancel_timer(self) -> None:
         timer, self._timer = self._timer, None
@@ -326,7 +343,7 @@ class FetchTask:
             with self._lock:
                 self._wait += 1
                 self._is_woken = False
-                wake = partial(self._wake, self._wait)
+                wake = ReaderWakeUp(self, self._wait, self._stream.channel)
             try:
                 place = wait.begin(wake)
             except BaseException:

@@ -43,7 +43,12 @@ from spark_stream.broker.partition.waiters import WakeUp, wake_all
 from spark_stream.broker.replication.leader_stream import LeaderStreams
 from spark_stream.broker.scripting.driver import StepTable
 from spark_stream.broker.scripting.peers import run_steps
-from spark_stream.broker.serving.append_stream import AppendFrame, AppendStream, AppendStreams
+from spark_stream.broker.serving.append_stream import (
+    WOKEN_HERE_MAX,
+    AppendFrame,
+    AppendStream,
+    AppendStreams,
+)
 from spark_stream.broker.serving.fetch_task import FetchTask, FetchTasks
 from spark_stream.broker.serving.fetching import FetchStream
 from spark_stream.broker.serving.pool import Activity, FairCalls, Pool
@@ -89,11 +94,6 @@ _COMPARED_AT_ONCE: Final = 2
 """Password checks in parallel. Each takes 32 MiB and most of a processor."""
 _WAITING_MAX: Final = 4
 """Pending checks of one host: passwords, and JWTs that need keys. One more is refused."""
-_FEW: Final = 4
-"""The most reads that an append's thread wakes itself. More are woken by another thread.
-
-After a small append it also serves these few, because a change of threads costs more.
-"""
 _WOKEN_THREADS: Final = 1
 """Threads for woken fetches. More would delay appends, which also need the interpreter."""
 
@@ -182,7 +182,7 @@ class Serving:
 
     def _wake(self, woken: tuple[WakeUp, ...]) -> None:
         """Wake reads. If they are many, another thread than the append's wakes them."""
-        if len(woken) <= _FEW or not self._woken_pool.submit(wake_all, woken):
+        if len(woken) <= WOKEN_HERE_MAX or not self._woken_pool.submit(wake_all, woken):
             wake_all(woken)
 
     def _run(self, act: Serve, opened: StreamOpened, stream: Stream) -> None:

@@ -17,6 +17,7 @@ from spark_stream.broker.serving import append_stream
 from spark_stream.broker.serving.append_stream import AppendStream
 from spark_stream.broker.serving.fetch_task import FetchTask
 from spark_stream.broker.serving.serving import Serving
+from spark_stream.transport.channel import SocketChannel
 from spark_stream.wire.messages import FETCH
 from spark_stream.wire.stream_messages import Fetch
 from spark_stream.wire.transaction_messages import KillTransaction
@@ -192,3 +193,50 @@ def test_the_thread_of_a_small_append_serves_a_waiting_reader(
         assert waiting.receive(30) is not None  # the schema
         assert waiting.receive(30) is not None
     assert (serving[0] is appending[0]) is is_same
+
+
+@pytest.mark.rule(
+    "the packet of an acknowledgement and of the records for its client",
+    "broker/serving/append_stream.py",
+    "broker/serving/fetch_task.py",
+)
+@pytest.mark.parametrize(("is_same", "packets"), [(True, 1), (False, 2)])
+def test_a_reader_gets_its_records_in_the_packet_of_their_acknowledgement(
+    broker, monkeypatch, is_same: bool, packets: int
+):
+    with Channel(broker.address) as channel, Channel(broker.address) as other:
+        reader = channel if is_same else other
+        asked = Fetch(ranges=[range_of("t", 0, start=0, wait_ms=60_000)]).to_bytes()
+        waiting = reader.open(FETCH, b"", asked, end=True)
+        eventually(lambda: broker._serving.fetches_waiting == 1)
+        stream = Appender(channel)
+        assert stream.append(1, None)["offset"] == 0  # the stream is open, and has its credit
+        sent = list[SocketChannel]()
+        send = SocketChannel._send_some
+
+        def note(channel: SocketChannel) -> int:
+            if channel._pauses:  # the broker's side
+                sent.append(channel)
+            return send(channel)
+
+        monkeypatch.setattr(SocketChannel, "_send_some", note)
+        assert stream.append(0, None)["offset"] == 0
+        assert waiting.receive(30) is not None  # the schema
+        assert waiting.receive(30) is not None
+        answers = list(sent)
+    assert len(answers) == packets
+    assert len(set(map(id, answers))) == packets
+
+
+def test_an_acknowledgement_does_not_wait_for_a_reader_that_sends_nothing(broker, monkeypatch):
+    monkeypatch.setattr(SocketChannel, "_tick", lambda _: None)  # it would send the rest
+    with Channel(broker.address) as channel:
+        asked = Fetch(ranges=[range_of("t", 0, start=0, wait_ms=60_000)]).to_bytes()
+        channel.open(FETCH, b"", asked, end=True)
+        eventually(lambda: broker._serving.fetches_waiting == 1)
+        runs = list[FetchTask]()
+        monkeypatch.setattr(FetchTask, "_run", lambda task: runs.append(task))
+        stream = Appender(channel)
+        assert stream.append(1, None)["offset"] == 0  # the stream is open, and has its credit
+        assert stream.append(0, None)["offset"] == 0
+    assert len(runs) == 1

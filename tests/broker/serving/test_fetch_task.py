@@ -50,6 +50,7 @@ class FakeStream:
     def __init__(self, credit: int = 1 << 30) -> None:
         self.credit = credit
         self.over: Any = None
+        self.channel: Any = None
         self.sent: list[tuple[bytes, int]] = []
         self.is_ended = False
         self.error: bytes | None = None
