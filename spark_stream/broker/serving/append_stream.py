@@ -397,7 +397,7 @@ class AppendStream:
     def _serves(self, woken: Sequence[WakeUp]) -> bool:
         """Return whether this thread is about to send records to a reader on its connection.
 
-        The acknowledgement then waits for these records: the client receives both at once.
+        The acknowledgement then waits for these records. The client receives both in one packet.
         """
         if self._channel is None or len(woken) > WOKEN_HERE_MAX:
             return False
