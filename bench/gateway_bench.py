@@ -160,7 +160,7 @@ def _real_time(
 ) -> None:
     """Measure the time from an append to one topic to the arrival from another, through Spark.
 
-    Both sides are measured in turns, because a shared machine changes its speed.
+    Both sides run together, and get a record in turns, because a shared machine changes its speed.
     """
     from pyspark.sql import SparkSession
 
@@ -175,8 +175,19 @@ def _real_time(
     took: dict[str, list[float]] = {side: [] for side in sides}
     try:
         for number in range(ROUNDS):
-            for side, address in sides.items():
-                took[side] += _through_spark(spark, address, place / f"{side}-{number}", number)
+            with ExitStack() as ends:
+                copies = {
+                    side: ends.enter_context(
+                        _copy(spark, address, place / f"{side}-{number}", number)
+                    )
+                    for side, address in sides.items()
+                }
+                for message in range(MESSAGES):
+                    for side, copy in copies.items():
+                        latency_ms = copy.pass_on(b"%d" % message)
+                        if message >= MESSAGES // 10:  # the first ones do not count
+                            took[side].append(latency_ms)
+                        time.sleep(PAUSE_S)
     finally:
         spark.stop()
     for percent in (50, 99):
@@ -189,8 +200,9 @@ def _real_time(
         )
 
 
-def _through_spark(spark: Any, address: str, checkpoint: Path, number: int) -> list[float]:
-    """Copy a topic to another one in real-time mode. Return the latencies of its records."""
+@contextmanager
+def _copy(spark: Any, address: str, checkpoint: Path, number: int) -> Iterator[_Copy]:
+    """Copy a topic to another one in real-time mode."""
     source, target = f"source-{number}", f"target-{number}"
     _create(address, source, target)
     options = {"kafka.bootstrap.servers": address}
@@ -207,35 +219,36 @@ def _through_spark(spark: Any, address: str, checkpoint: Path, number: int) -> l
         .trigger(realTime="1 hour")
         .start()
     )
+    copy = _Copy(address, source, target)
     try:
-        return _latencies(address, source, target)
+        copy.pass_on(b"warm")
+        yield copy
     finally:
+        copy.close()
         query.stop()
 
 
-def _latencies(address: str, source: str, target: str) -> list[float]:
-    """Send records one after the other, and return the milliseconds until each is received.
+class _Copy:
+    """A topic, and the one that gets its records."""
 
-    The first tenth does not count.
-    """
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 0})
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "bench", "log_level": 0})
-    consumer.assign([TopicPartition(target, 0, 0)])
-    _arrival(producer, consumer, source, b"warm")
-    found = []
-    for number in range(MESSAGES):
-        found.append(_arrival(producer, consumer, source, b"%d" % number))
-        time.sleep(PAUSE_S)
-    consumer.close()
-    return found[MESSAGES // 10 :]
+    def __init__(self, address: str, source: str, target: str) -> None:
+        self._source = source
+        self._producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "log_level": 0})
+        self._consumer = Consumer(
+            {"bootstrap.servers": address, "group.id": "bench", "log_level": 0}
+        )
+        self._consumer.assign([TopicPartition(target, 0, 0)])
 
+    def pass_on(self, value: bytes) -> float:
+        """Send a record. Return the milliseconds until it is received."""
+        began = time.perf_counter()
+        self._producer.produce(self._source, value)
+        self._producer.poll(0)
+        while True:
+            message = self._consumer.poll(_WAIT_S)
+            assert message is not None, "no record"
+            if message.error() is None and message.value() == value:
+                return (time.perf_counter() - began) * 1e3
 
-def _arrival(producer: Any, consumer: Any, topic: str, value: bytes) -> float:
-    began = time.perf_counter()
-    producer.produce(topic, value)
-    producer.poll(0)
-    while True:
-        message = consumer.poll(_WAIT_S)
-        assert message is not None, "no record"
-        if message.error() is None and message.value() == value:
-            return (time.perf_counter() - began) * 1e3
+    def close(self) -> None:
+        self._consumer.close()
