@@ -8,6 +8,8 @@ sent after that of the broker.
 from __future__ import annotations
 
 import socket
+import ssl
+import struct
 import threading
 import time
 from contextlib import suppress
@@ -80,6 +82,9 @@ LOGIN_BYTES_MAX: Final = 512 << 10
 """The most bytes of a request before the login. Kafka's ``sasl.server.max.receive.size``."""
 
 _RECEIVE_BYTES: Final = 256 << 10
+_TIMEVAL: Final = struct.Struct("@ll")
+_WAIT_US_MIN: Final = 1_000
+"""The shortest wait. Zero would be a wait without end."""
 _END_S: Final = 5.0
 _JOINED_MAX: Final = 64 << 10
 _PAUSE_AFTER_FAILURE_S: Final = 0.5
@@ -93,6 +98,50 @@ def tls_context(cert: Path, key: Path | None) -> RotatingContext:
     """
     files = TlsFiles(str(cert), None if key is None else str(key))
     return RotatingContext(files.paths, lambda: server_context(files))
+
+
+class ClientSocket:
+    """A connected socket, with a limit for each wait.
+
+    A plain one waits in its system call. With a timeout of Python, each call would be three.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        self._limit_s: float | None = None
+        if self._is_plain:
+            sock.settimeout(None)
+
+    def receive(self, limit_s: float) -> bytes:
+        """Return received bytes, b"" at the end of the connection.
+
+        Raises:
+            TimeoutError: The client has sent no byte for ``limit_s`` seconds.
+        """
+        if limit_s != self._limit_s:
+            self._limit_s = limit_s
+            if self._is_plain:
+                micros = max(_WAIT_US_MIN, int(limit_s * 1e6))
+                packed = _TIMEVAL.pack(*divmod(micros, 1_000_000))
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
+            else:
+                self._sock.settimeout(limit_s)
+        try:
+            return self._sock.recv(_RECEIVE_BYTES)
+        except BlockingIOError:
+            raise TimeoutError(f"it has sent no byte for {limit_s:g} s") from None
+
+    def send(self, data: bytes) -> None:
+        """Send bytes. The client has ``IDLE_S`` seconds to receive them."""
+        left = memoryview(data)
+        if self._is_plain:
+            with suppress(BlockingIOError):
+                left = left[self._sock.send(left, socket.MSG_DONTWAIT) :]
+        if left:
+            self._sock.settimeout(IDLE_S)
+            self._sock.sendall(left)
+            self._sock.settimeout(None if self._is_plain else self._limit_s)
 
 
 class KafkaClient:
@@ -228,12 +277,12 @@ class KafkaGateway:
                     self._connections[threading.current_thread()] = sock
             if not (self._users.needs_login or is_brief):
                 client.act_as(self._users.nobody())
-            connection = KafkaConnection()
+            connection, patient = KafkaConnection(), ClientSocket(sock)
             if client.user is None:
                 connection.size_max = LOGIN_BYTES_MAX
             while True:
-                sock.settimeout(_patience_s(client, login_by, large_by if held else None))
-                data = sock.recv(_RECEIVE_BYTES)
+                limit_s = _patience_s(client, login_by, large_by if held else None)
+                data = patient.receive(limit_s)
                 if not data:
                     return
                 self.counts.received.add(0, 0, len(data))
@@ -242,7 +291,7 @@ class KafkaGateway:
                         return
                     with self.counts.of(request.api).seconds.time():
                         parts = self._answer(request, client)
-                    self._send(sock, parts)
+                    self._send(patient, parts)
                     del parts  # its memory counts as free from here on
                     if client.reads is not None:
                         client.reads.on_sent()
@@ -268,10 +317,10 @@ class KafkaGateway:
             self._drop(threading.current_thread())
             sock.close()
 
-    def _send(self, sock: socket.socket, parts: list[bytes]) -> None:
+    def _send(self, client: ClientSocket, parts: list[bytes]) -> None:
         for part in _packets(parts):
             self.counts.sent.add(0, 0, len(part))
-            sock.sendall(part)
+            client.send(part)
 
     def _held(self, held: int, incomplete: int) -> int:
         """Reserve room for a request that began, and free that of the one before it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from spark_stream.client.reading.loop import Fetcher
 from spark_stream.client.writing.loop import AppendStream
 from spark_stream.kafka import gateway as gateway_module
 from spark_stream.kafka import writing
+from spark_stream.kafka.gateway import ClientSocket
 from spark_stream.kafka.records.batches import Compression
 from spark_stream.kafka.refusals import KafkaCode
 from tests.kafka.clients import (
@@ -403,3 +405,40 @@ def test_the_command_serves_until_it_is_terminated(shared, log, topic):
             process.terminate()
         assert process.wait(WAIT_S) == 0
     assert len(log.read(topic)) == 1
+
+
+@pytest.mark.parametrize("family", ["tcp", "unix"])
+def test_a_slow_client_receives_a_large_answer_whole(family):
+    ours, theirs = _pair(family)
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        sock, data = ClientSocket(ours), bytes(range(256)) * (40 << 10)
+        sending = pool.submit(sock.send, data)
+        theirs.settimeout(WAIT_S)
+        found = bytearray()
+        while len(found) < len(data):
+            found += theirs.recv(100_000)
+        sending.result(WAIT_S)
+        assert bytes(found) == data
+        theirs.sendall(b"next")
+        assert sock.receive(WAIT_S) == b"next"
+
+
+def test_a_client_that_receives_and_sends_nothing_has_a_limit(monkeypatch):
+    monkeypatch.setattr(gateway_module, "IDLE_S", 0.2)
+    ours, theirs = _pair("tcp")
+    with ours, theirs:
+        sock = ClientSocket(ours)
+        with pytest.raises(TimeoutError, match="no byte"):
+            sock.receive(0.2)
+        with pytest.raises(TimeoutError):
+            sock.send(bytes(64 << 20))
+        with pytest.raises(TimeoutError):  # also for a time that the kernel would round to none
+            sock.receive(1e-9)
+
+
+def _pair(family: str) -> tuple[socket.socket, socket.socket]:
+    if family == "unix":
+        return socket.socketpair()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        return listener.accept()[0], theirs
