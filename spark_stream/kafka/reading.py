@@ -143,12 +143,11 @@ class PartitionReader:
         Raises:
             IsologError: The partition cannot be read further.
         """
-        found = bytearray()
-        before = self.position
+        found, used, before = list[bytes](), 0, self.position
         while fetched := self._next():
             rows = fetched.batch.num_rows
             size = fetched.batch.nbytes
-            left = most_bytes - len(found)
+            left = most_bytes - used
             if size > left:
                 fitting = int(rows * left / size)
                 if fitting < 1 and found:
@@ -159,7 +158,8 @@ class PartitionReader:
             is_whole = rows == fetched.batch.num_rows
             following = fetched.next if is_whole else int(offsets[rows])
             data = encode_batch(fetched.batch.slice(0, rows), offsets[:rows], following)
-            found += data
+            found.append(data)
+            used += len(data)
             self._sent.add(1, rows, len(data))
             self.position = following
             if not is_whole:
@@ -167,7 +167,7 @@ class PartitionReader:
                 break
         if not found and self.position > before:
             return pack_marker(self.position - 1)  # only records of aborted transactions
-        return bytes(found)
+        return b"".join(found)  # without a copy of a single batch
 
     def _next(self) -> Fetched | None:
         """Return the next fetched records, if there are any."""
@@ -215,7 +215,7 @@ class _Gathered(Struct):
 
     asked: Mapping[Place, Mapping[str, Any]]
     readers: dict[Place, PartitionReader]
-    records: dict[Place, bytearray] = field(default_factory=dict)
+    records: dict[Place, bytes] = field(default_factory=dict)
     failed: dict[Place, IsologError] = field(default_factory=dict)
     size: int = 0
 
@@ -224,7 +224,7 @@ class _Gathered(Struct):
         for place, reader in list(self.readers.items()):
             if self.size >= room and self.size:
                 return
-            found = self.records.setdefault(place, bytearray())
+            found = self.records.get(place, b"")
             left = min(self.asked[place]["partition_max_bytes"] - len(found), room - self.size)
             if left <= 0 and found:
                 continue
@@ -234,7 +234,7 @@ class _Gathered(Struct):
                 del self.readers[place]
                 self.failed[place] = error
                 continue
-            found += data
+            self.records[place] = found + data
             self.size += len(data)
 
 
@@ -296,7 +296,7 @@ class FetchSession:
                 break
             self._await_arrival(gathered.readers.values(), wait_s)
         for place in gathered.readers:
-            answers[place] = {"records": bytes(gathered.records.get(place, b""))}
+            answers[place] = {"records": gathered.records.get(place, b"")}
         self._add_bounds(asked, gathered.readers, answers)
         self._stop_idle()
         return {"responses": _by_topic("topic", asked, answers)}

@@ -202,11 +202,9 @@ def pack_batch(
         base_offset, size, -1, _MAGIC, 0, attributes, last_delta, first_ms, last_ms,
         NO_PRODUCER, -1, -1, count,
     )  # fmt: skip
-    message = bytearray(checked)
-    message += memoryview(records)
-    crc = google_crc32c.value(bytes(memoryview(message)[_CHECKED_AT:]))
-    struct.pack_into(">I", message, _CHECKED_AT - 4, crc)
-    return bytes(message)
+    head, checked = checked[: _CHECKED_AT - 4], checked[_CHECKED_AT:]
+    crc = google_crc32c.extend(google_crc32c.value(checked), records)
+    return b"".join((head, struct.pack(">I", crc), checked, records))
 
 
 def pack_marker(offset: int) -> bytes:

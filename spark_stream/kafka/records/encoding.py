@@ -12,7 +12,13 @@ import pyarrow.compute as pc
 
 from spark_stream.kafka.records.batches import pack_batch
 from spark_stream.kafka.records.few import FEW, encode_few
-from spark_stream.kafka.records.varints import Ints, varint_columns, varint_sizes, zigzag
+from spark_stream.kafka.records.varints import (
+    Ints,
+    pack_varints,
+    varint_columns,
+    varint_sizes,
+    zigzag,
+)
 from spark_stream.schema.arrays import bytes_array, integers
 
 _NOTHING, _NO_HEADERS = bytes_array([b"", b"\0"])
@@ -52,9 +58,9 @@ def _records(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffe
         + np.maximum(_sizes(value), 0)
         + headers_size
     )
-    head = _joined(zigzag(lengths), None, distance, delta, key_size)
     joined = pc.binary_join_element_wise(
-        head,
+        _joined(zigzag(lengths), None, distance),
+        _joined(delta, key_size),
         key,
         _joined(value_size),
         value,
@@ -79,11 +85,16 @@ def _sizes(array: pa.Array) -> Ints:
 def _joined(*parts: Ints | None) -> pa.Array:
     """Return an array whose values are the varints of a row. None: a byte of zero."""
     count = next(len(each) for each in parts if each is not None)
+    bounds = np.zeros(count + 1, np.int32)
+    if (packed := pack_varints(count, parts)) is not None:
+        bounds[1:], data = packed
+        return pa.Array.from_buffers(
+            pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+        )
     zeros = np.zeros((count, 1), np.uint8), np.ones((count, 1), np.bool_)
     columns = [zeros if each is None else varint_columns(each) for each in parts]
     data = np.concatenate([each for each, _ in columns], axis=1)
     used = np.concatenate([each for _, each in columns], axis=1)
-    bounds = np.zeros(count + 1, np.int32)
     np.cumsum(used.sum(axis=1), out=bounds[1:])
     return pa.Array.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(data[used])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -71,12 +72,55 @@ def zigzag(values: Ints) -> Ints:
 
 def varint_sizes(unsigned: Ints) -> Ints:
     """Return the number of bytes of each varint. ``unsigned``: results of :func:`zigzag`."""
-    sizes = np.ones(len(unsigned), np.int64)
-    rest = unsigned.view(np.uint64) >> np.uint64(7)
-    while rest.any():
-        sizes += rest > 0
-        rest >>= np.uint64(7)
+    rest = unsigned.view(np.uint64)
+    least, greatest = _extremes(rest)
+    sizes = np.full(len(unsigned), least, np.int64)
+    for size in range(least, greatest):
+        sizes += rest >> np.uint64(7 * size) > 0
     return sizes
+
+
+def _extremes(unsigned: npt.NDArray[np.uint64]) -> tuple[int, int]:
+    """Return the least and the greatest number of bytes of these varints."""
+    if not len(unsigned):
+        return 1, 1
+    return _size(int(unsigned.min())), _size(int(unsigned.max()))
+
+
+def _size(unsigned: int) -> int:
+    return max(1, -(-unsigned.bit_length() // 7))
+
+
+def pack_varints(count: int, parts: Sequence[Ints | None]) -> tuple[Ints, Bytes] | None:
+    """Join the varints of each row. Return the ends of the rows, and their bytes.
+
+    Return None if a row may have more than 8 bytes, or a varint more than 4: each row is built in
+    a word. A part that is None is a byte of zero.
+    """
+    words, at, most = np.zeros(count, np.uint64), np.zeros(1, np.uint64), 0
+    for part in parts:
+        values = np.zeros(1, np.uint64) if part is None else part.view(np.uint64)
+        least, greatest = _extremes(values)
+        most += greatest
+        if greatest > len(_CONTINUED) or most > _WORD_BYTES:
+            return None
+        found = values & np.uint64(127)
+        for group in range(1, greatest):
+            found |= (values & np.uint64(127 << 7 * group)) << np.uint64(group)
+        sizes = np.full(1, least) if least == greatest else varint_sizes(values.view(np.int64))
+        found |= _CONTINUED[sizes - 1]
+        words |= found << at
+        at = at + (sizes * 8).astype(np.uint64)
+    sizes = np.broadcast_to((at // np.uint64(8)).astype(np.int64), count)
+    table = words.astype("<u8").view(np.uint8).reshape(count, _WORD_BYTES)
+    if len(at) == 1:
+        return np.cumsum(sizes), table[:, : int(sizes[0]) if count else 0].ravel()
+    return np.cumsum(sizes), table[np.arange(_WORD_BYTES) < sizes[:, None]]
+
+
+_WORD_BYTES: Final = 8
+_CONTINUED: Final = np.array([0, 0x80, 0x8080, 0x808080], np.uint64)
+"""The bits of the bytes that are not the last one, for varints of 1 to 4 bytes."""
 
 
 def varint_columns(unsigned: Ints) -> tuple[Bytes, npt.NDArray[np.bool_]]:
