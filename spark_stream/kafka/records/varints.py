@@ -95,7 +95,7 @@ def pack_varints(count: int, parts: Sequence[Ints | None]) -> tuple[Ints, Bytes]
     """Join the varints of each row. Return the ends of the rows, and their bytes.
 
     Return None if a row may have more than 8 bytes, or a varint more than 4: each row is built in
-    a word. A part that is None is a byte of zero.
+    a word. For a byte of zero, a part is None.
     """
     words, at, most = np.zeros(count, np.uint64), np.zeros(1, np.uint64), 0
     for part in parts:
