@@ -260,11 +260,18 @@ def _is_damaged(world: World) -> bool:
 
 
 def _others_have(world: World, topic: Topic, broker: SimulatedBroker) -> bool:
-    """Whether all that the broker has of a topic is in sync elsewhere, where somebody runs."""
+    """Whether all that the broker has of a topic is in sync at another one that renews its lease.
+
+    If the lease of the other one expired first, this broker would be the only in-sync replica.
+    """
     records = [course.record for course in world.history.there() if course.place[0] == topic.id]
     mine = [each for each in records if each and each.member(BrokerId(broker.broker_id))]
     others = ({member.broker for member in each.isr} - {broker.broker_id} for each in mine)
-    return all(any(world.broker(each).runs for each in found) for found in others)
+    return all(any(_keeps_its_lease(world.broker(each)) for each in found) for found in others)
+
+
+def _keeps_its_lease(broker: SimulatedBroker) -> bool:
+    return broker.serves and broker.renews and not (broker.paused or broker.outage.is_away)
 
 
 def _with_fewer_copies(
