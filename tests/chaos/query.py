@@ -203,6 +203,8 @@ class Copy:
         )
 
     def _supervise(self) -> None:
+        # Spark looks for Python data sources in the active session of the thread.
+        self._spark._jvm.SparkSession.setActiveSession(self._spark._jsparkSession)
         while not self._calm.wait(_LOOK_S):
             error = self._query.exception()
             if error is None:
@@ -210,4 +212,7 @@ class Copy:
             self.failures.append(str(error))
             if len(self.failures) > _STARTS_MAX:
                 return
-            self._query = self._begun()
+            try:
+                self._query = self._begun()
+            except Exception as failure:  # the next round tries again
+                self.failures.append(f"the query does not start again: {failure}")
