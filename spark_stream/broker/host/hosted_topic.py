@@ -186,9 +186,7 @@ class TopicFolders:
                 logs.
         """
         folder = self._directory.topic(topic, topic_id)
-        # Also a replica outside the ISR has acknowledged entries in this generation, perhaps: its
-        # leader may be about to add it.
-        had = [each for each in records if starts or each.member(self._me)]
+        had = [each for each in records if each.member(self._me)]
         if had and not self._logs.has_folder(folder):
             if topic_id in self._removed:
                 raise unknown(topic)

@@ -19,7 +19,7 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
+from spark_stream.cluster.partitions import PartitionId, put_of
 from spark_stream.cluster.topics import TOPICS, encode
 from spark_stream.consistency.control.election import begin_move, prefer
 from spark_stream.consistency.control.partition_record import PartitionRecord
@@ -376,22 +376,6 @@ def test_a_missing_folder_is_filled_from_other_replicas(pair):
     assert again.links.followed == {"t/0": ("a", 0)}
     replicate(a, again, "t")
     assert again.replica("t").log.end.offset == 4
-
-
-def test_a_missing_folder_is_a_doubt_also_outside_the_isr(pair):
-    """Its leader may be about to add the replica, for what it acknowledged before its end."""
-    a, b = pair
-    make(a, "t", "ab")
-    stored = Partitions(a.store).get(PartitionId(a.host.find("t").id, 0))
-    assert stored is not None
-    alone = replace(stored.record, isr=stored.record.isr[:1])
-    assert a.store.put_many([put_of(stored.id, alone, stored.version)])
-    see(a.around)
-    a.partition("t").append(numbers(0, 4))
-    replicate(a, b, "t")
-    lose_folder(b, "t")
-    (doubt,) = a.around.start("b").host.doubts
-    assert "is missing, and with it all records of topic 't'" in doubt
 
 
 def test_a_missing_folder_with_the_only_copy_is_an_error_until_restored(pair, tmp_path):
