@@ -6,8 +6,9 @@ no record is missing. The maker of a folder has to make sure that this holds for
 replicas: when the topic is made, when it gets partitions, when a replica moves here, and when the
 broker starts.
 
-If other brokers have the lost records, the broker begins with an empty folder or log. It first
-reports that (``losing``), since the next start would find nothing wrong, and it doubts its logs.
+A broker that starts without a folder doubts its logs, so that another replica can lead. If others
+have the lost records, it begins with an empty folder or log. It first reports that (``losing``),
+since the next start would find nothing wrong.
 """
 
 from __future__ import annotations
@@ -144,6 +145,9 @@ def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
 logger = logger_of(__name__)
 
 _RESTORE = "Restore it from a backup and restart the broker, or delete the topic."
+_UNCLEAN = (
+    "With unclean.leader.election=true another replica leads, which may lack the last records."
+)
 _RESTART = "Restore it from a backup, or just restart the broker: it fetches the records anew."
 
 
@@ -190,13 +194,18 @@ class TopicFolders:
         if had and not self._logs.has_folder(folder):
             if topic_id in self._removed:
                 raise unknown(topic)
-            alone = any(each.is_only_member(self._me) for each in had)
+            alone = [each for each in had if each.is_only_member(self._me)]
             lost = f"{folder} is missing, and with it all records of topic {topic!r}"
-            if alone or not starts:
-                what = lost if alone else f"{lost} here: restart the broker"
-                raise DamagedSegment(what, hint=_RESTORE if alone else _RESTART, path=str(folder))
+            has_others = any(len(each.replicas) > 1 for each in had)
+            if starts and has_others:  # in a new generation, it leads no longer
+                self.doubts.append(lost)
+            if alone:
+                hint = f"{_RESTORE} {_UNCLEAN}" if has_others else _RESTORE
+                raise DamagedSegment(lost, hint=hint, path=str(folder))
+            if not starts:
+                what = f"{lost} here: restart the broker"
+                raise DamagedSegment(what, hint=_RESTART, path=str(folder))
             self._losing()
-            self.doubts.append(lost)
         try:
             self._logs.make_folder(folder)
         except StorageFailure as error:

@@ -19,7 +19,7 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from spark_stream.cluster.partitions import PartitionId, put_of
+from spark_stream.cluster.partitions import PartitionId, Partitions, put_of
 from spark_stream.cluster.topics import TOPICS, encode
 from spark_stream.consistency.control.election import begin_move, prefer
 from spark_stream.consistency.control.partition_record import PartitionRecord
@@ -376,6 +376,32 @@ def test_a_missing_folder_is_filled_from_other_replicas(pair):
     assert again.links.followed == {"t/0": ("a", 0)}
     replicate(a, again, "t")
     assert again.replica("t").log.end.offset == 4
+
+
+def test_without_the_only_copy_an_unclean_election_takes_another_replica(pair):
+    a, b = pair
+    make(a, "t", "ba")
+    b.partition("t").append(numbers(0, 4))
+    replicate(b, a, "t")
+    stored = Partitions(a.store).get(PartitionId(a.host.find("t").id, 0))
+    assert stored is not None
+    alone = replace(stored.record, isr=stored.record.isr[:1])
+    assert a.store.put_many([put_of(stored.id, alone, stored.version)])
+    lose_folder(b, "t")
+    again = a.around.start("b", "b's new logs")
+    assert again.host.doubts  # so it begins a new generation, in which it leads no longer
+    see(a.around)
+    a.control_once()
+    with pytest.raises(DamagedSegment) as lost:
+        again.partition("t")
+    assert "unclean.leader.election=true" in str(lost.value)
+    assert a.record("t").leader == "b"
+    a.topics.alter(to_alter("t", None, {"unclean.leader.election": "true"}))
+    see(a.around)
+    a.control_once()
+    see(a.around)
+    assert a.record("t").leader == "a"
+    assert a.partition("t").bounds().log_end_offset == 4
 
 
 def test_a_missing_folder_with_the_only_copy_is_an_error_until_restored(pair, tmp_path):
