@@ -109,7 +109,7 @@ class ClientSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._is_plain = not isinstance(sock, ssl.SSLSocket)
-        self._limit_s: float | None = None
+        self._limit_s: float | None = None  # of the last wait
         if self._is_plain:
             sock.settimeout(None)
 
@@ -133,13 +133,13 @@ class ClientSocket:
             raise TimeoutError(f"it has sent no byte for {limit_s:g} s") from None
 
     def send(self, data: bytes) -> None:
-        """Send bytes. The client has ``IDLE_S`` seconds to receive them."""
+        """Send bytes. The client has to receive them within the limit of the last wait."""
         left = memoryview(data)
         if self._is_plain:
             with suppress(BlockingIOError):
                 left = left[self._sock.send(left, socket.MSG_DONTWAIT) :]
         if left:
-            self._sock.settimeout(IDLE_S)
+            self._sock.settimeout(self._limit_s or LOGIN_S)
             self._sock.sendall(left)
             self._sock.settimeout(None if self._is_plain else self._limit_s)
 

@@ -423,8 +423,8 @@ def test_a_slow_client_receives_a_large_answer_whole(family):
         assert sock.receive(WAIT_S) == b"next"
 
 
-def test_a_client_that_receives_and_sends_nothing_has_a_limit(monkeypatch):
-    monkeypatch.setattr(gateway_module, "IDLE_S", 0.2)
+def test_a_client_that_receives_and_sends_nothing_has_a_limit():
+    """Before its login too, where the limit is short."""
     ours, theirs = _pair("tcp")
     with ours, theirs:
         sock = ClientSocket(ours)
