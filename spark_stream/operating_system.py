@@ -413,6 +413,10 @@ UNIX_SOCKETS: Final[int] = getattr(socket, "AF_UNIX", -1)
 """The family of Unix sockets, -1 without them."""
 
 
+DONT_WAIT: Final[int | None] = _native(socket, "MSG_DONTWAIT")
+"""The flag of a send that does not wait, on a socket that does. None without it."""
+
+
 def _send_joined(sock: socket.socket, parts: Sequence[Any]) -> int:
     return sock.send(b"".join(parts))
 

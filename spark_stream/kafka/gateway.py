@@ -45,6 +45,7 @@ from spark_stream.kafka.refusals import (
     error_fields,
 )
 from spark_stream.loggers import logger_of
+from spark_stream.operating_system import DONT_WAIT
 from spark_stream.transport.tls import RotatingContext, TlsFiles, server_context
 
 logger = logger_of(__name__)
@@ -103,14 +104,14 @@ def tls_context(cert: Path, key: Path | None) -> RotatingContext:
 class ClientSocket:
     """A connected socket, with a limit for each wait.
 
-    A plain one waits in its system call. With a timeout of Python, each call would be three.
+    One without TLS waits in its system call. With a timeout of Python, each call would be three.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._is_plain = not isinstance(sock, ssl.SSLSocket)
+        self._waits_itself = DONT_WAIT is not None and not isinstance(sock, ssl.SSLSocket)
         self._limit_s: float | None = None  # of the last wait
-        if self._is_plain:
+        if self._waits_itself:
             sock.settimeout(None)
 
     def receive(self, limit_s: float) -> bytes:
@@ -121,7 +122,7 @@ class ClientSocket:
         """
         if limit_s != self._limit_s:
             self._limit_s = limit_s
-            if self._is_plain:
+            if self._waits_itself:
                 micros = max(_WAIT_US_MIN, int(limit_s * 1e6))
                 packed = _TIMEVAL.pack(*divmod(micros, 1_000_000))
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
@@ -129,19 +130,19 @@ class ClientSocket:
                 self._sock.settimeout(limit_s)
         try:
             return self._sock.recv(_RECEIVE_BYTES)
-        except BlockingIOError:
+        except (BlockingIOError, TimeoutError):
             raise TimeoutError(f"it has sent no byte for {limit_s:g} s") from None
 
     def send(self, data: bytes) -> None:
         """Send bytes. The client has to receive them within the limit of the last wait."""
         left = memoryview(data)
-        if self._is_plain:
+        if DONT_WAIT is not None and self._waits_itself:
             with suppress(BlockingIOError):
-                left = left[self._sock.send(left, socket.MSG_DONTWAIT) :]
+                left = left[self._sock.send(left, DONT_WAIT) :]
         if left:
             self._sock.settimeout(self._limit_s or LOGIN_S)
             self._sock.sendall(left)
-            self._sock.settimeout(None if self._is_plain else self._limit_s)
+            self._sock.settimeout(None if self._waits_itself else self._limit_s)
 
 
 class KafkaClient:

@@ -49,8 +49,6 @@ POSIX_ELSEWHERE = {
         "signal.SIGCONT", "signal.SIGKILL", "signal.SIGSTOP",
     },
     "spark_stream/testing/local_etcd.py": {"signal.SIGCONT"},
-    # Windows has no gateways either.
-    "spark_stream/kafka/gateway.py": {"socket.MSG_DONTWAIT"},
     # Called only after `termios` was found.
     "spark_stream/cli/operating/top.py": {"signal.pthread_kill"},
 }  # fmt: skip
