@@ -26,7 +26,7 @@ from typing import Final
 from spark_stream.batches import crc32c
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.bounds import Boundary
-from spark_stream.errors import IsologError, StorageFailure
+from spark_stream.errors import IsologError, StorageFailure, TooManyOpenFiles
 from spark_stream.storage.disk.directory import make_directory
 from spark_stream.storage.disk.disk import Disk, DiskFile
 
@@ -84,21 +84,25 @@ class Fsyncs:
         """Force the files, in this order.
 
         Raises:
-            DiskFull, StorageFailure: the state "under way" could not be written, and a later call
-                can succeed. Or an fsync failed, now or earlier, and no call can succeed.
+            DiskFull, StorageFailure: the state "under way" could not be written, or a file not be
+                opened, and a later call can succeed. Or an fsync failed, now or earlier, and no
+                call can succeed.
         """
         self.check()
         if self._state is FsyncState.DONE:
             self._write(self._upto, FsyncState.UNDER_WAY)
         for file in files:
-            self._do(file.flush)
+            self._do(file.flush, may_retry=True)
         if self._state is FsyncState.DONE:
             with suppress(IsologError):  # without this state, the next open only rewrites more
                 self._write(self._upto, FsyncState.DONE)
 
-    def force_names(self) -> None:
-        """Fsync the log's directory. Errors: as for :meth:`force`."""
-        self._do(self._disk.sync_directory, self._directory)
+    def force_names(self, *, may_retry: bool = False) -> None:
+        """Fsync the log's directory. Errors: as for :meth:`force`.
+
+        ``may_retry``: if the directory cannot be opened, the caller retries.
+        """
+        self._do(self._disk.sync_directory, self._directory, may_retry=may_retry)
 
     def make_directory(self) -> None:
         """Make the log's directory, and a durable note beside it that the log has begun.
@@ -160,11 +164,13 @@ class Fsyncs:
                 self._file.flush()
         self._file.close()
 
-    def _do(self, act: Callable[..., None], *arguments: Path) -> None:
+    def _do(self, act: Callable[..., None], *arguments: Path, may_retry: bool = False) -> None:
         self.check()
         try:
             act(*arguments)
         except IsologError as error:
+            if may_retry and isinstance(error, TooManyOpenFiles):
+                raise  # before the fsync
             raise self._failure(error) from error
 
     def _failure(self, error: IsologError) -> IsologError:

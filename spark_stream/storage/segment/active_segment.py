@@ -96,7 +96,7 @@ class ActiveSegment(Segment):
             self._arrow = self._disk.create(name.arrow)
             self._arrow.write(0, header)
             self._forcing.force(self._arrow)
-            self._forcing.force_names()
+            self._forcing.force_names(may_retry=True)
         except IsologError:
             # Left behind, these files would end the segment before, which still takes appends.
             self._disk.remove(name.arrow)
@@ -353,7 +353,7 @@ class ActiveSegment(Segment):
         if not len(self._table):
             self._entries = self._disk.create(self.name.entries)
         self._forcing.force(self._arrow)
-        self._forcing.force_names()
+        self._forcing.force_names(may_retry=True)
         self._complete = True
 
     def _force(self) -> None:

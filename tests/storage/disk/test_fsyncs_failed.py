@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from isolog.errors import DiskFull, StorageFailure
+from isolog.errors import DiskFull, StorageFailure, TooManyOpenFiles
 from spark_stream.consistency.entries import Kind
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import Flush
 from tests.simulation.disk import SimulatedDisk
-from tests.storage.disks import Died, FailingDisk, dying_in
+from tests.storage.disks import Died, FailingDisk, FaultyDisk, dying_in
 from tests.storage.logs import EPOCH, NOW, append_next, format_of, ids, read
 
 HERE = Path("/topics/t/0")
@@ -206,3 +206,41 @@ def test_folder_removed_twice_does_not_reappear(seed: int, parent_is_gone: bool)
     disk.remove_tree(folder)
     disk.crash(random.Random(seed))
     assert folder.name not in disk.names(folder.parent)
+
+
+class ShortDisk(FaultyDisk):
+    """A disk whose process has no free descriptor at the operation of number ``fails_at``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails_at, self.count = -1, 0
+
+    def before(self, operation: str, path: Path) -> None:
+        if operation in {"create", "flush", "sync_directory"}:
+            self.count += 1
+            if self.count == self.fails_at:
+                raise TooManyOpenFiles(f"{path} cannot be opened", limit=96)
+
+
+@pytest.mark.rule("an fsync that was not tried, for lack of descriptors", "storage/disk/fsyncs.py")
+@pytest.mark.parametrize("flush", [Flush.NONE, Flush.BATCH])
+@pytest.mark.parametrize("fails_at", range(1, 12))
+def test_an_append_without_a_free_descriptor_can_be_repeated(tmp_path, flush, fails_at):
+    disk = ShortDisk()
+    log = PartitionLog.open(tmp_path, format_of(flush=flush, segment_entries=2), disk)
+    disk.fails_at = fails_at
+    failures = 0
+    for _ in range(5):
+        try:
+            append_next(log, 2)
+        except TooManyOpenFiles:
+            failures += 1
+            append_next(log, 2)
+    assert log.failed is None
+    assert failures <= 1
+    log.flush()
+    assert ids(read(log, 0)) == list(range(10))
+    log.close()
+    again = PartitionLog.open(tmp_path, format_of(flush=flush, segment_entries=2), disk)
+    assert ids(read(again, 0)) == list(range(10))
+    assert again.intact
