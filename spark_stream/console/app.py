@@ -337,9 +337,14 @@ async def _body(request: Request, names: Collection[str]) -> dict[str, str]:
         found = None
     if not isinstance(found, dict) or not set(found) <= set(names):
         raise InvalidRequest(f"the body must be a JSON object with {', '.join(names)}")
-    if not all(isinstance(each, str) for each in found.values()):
-        raise InvalidRequest("all values of the body must be strings")
+    if not all(isinstance(each, str) and _is_text(each) for each in found.values()):
+        raise InvalidRequest("all values of the body must be strings of Unicode characters")
     return found
+
+
+def _is_text(value: str) -> bool:
+    """Return whether a string is without lone surrogates, which JSON can have."""
+    return not any("\ud800" <= each <= "\udfff" for each in value)
 
 
 def _search_request(query: QueryParams) -> SearchRequest:

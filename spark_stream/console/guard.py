@@ -92,7 +92,8 @@ class Guard:
                 f"Scripts must send the header {OWN_HEADER}: 1.",
             )
         length = headers.get("content-length", "")
-        if not length.isdecimal() or int(length) > _BODY_MAX:
+        is_chunked = "transfer-encoding" in headers  # then its length counts for nothing
+        if is_chunked or not length.isdecimal() or int(length) > _BODY_MAX:
             return (
                 413,
                 "TOO_LARGE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -242,6 +243,15 @@ def test_user_sees_permitted_data_after_login(asking):
         assert console.post("/api/logout").status_code == 200
         console.cookies.set("isolog_console", token)  # a stolen cookie
         assert console.get("/api/records?topic=seen").status_code == 401
+
+
+@pytest.mark.parametrize("name", ["user", "password", "token"])
+def test_a_login_with_half_a_character_is_an_error_of_the_request(asking, name):
+    body = {"user": "alice", "password": PASSWORD} | {name: "\ud800"}
+    with console_of(asking, needs_login=True) as console:
+        answer = console.post("/api/login", content=json.dumps(body))
+        assert answer.status_code == 400
+        assert "Unicode" in answer.json()["error"]["message"]
 
 
 def test_two_users_have_separate_sessions(asking):

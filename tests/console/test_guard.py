@@ -68,6 +68,7 @@ OWN = {"x_isolog_console": "1", "content_length": "2"}
         (OWN | {"content_length": "70000"}, "TOO_LARGE"),
         ({"x_isolog_console": "1"}, "TOO_LARGE"),
         (OWN | {"content_length": "-1"}, "TOO_LARGE"),
+        (OWN | {"transfer_encoding": "chunked"}, "TOO_LARGE"),
     ],
 )
 def test_changes_are_accepted_only_from_the_consoles_page(headers, code):
