@@ -429,9 +429,14 @@ send_parts: Final[Callable[[socket.socket, Sequence[Any]], int]] = (
 
 def new_selector() -> selectors.BaseSelector:
     """Return the system's best selector, or only poll or select with ``ISOLOG_PORTABLE``."""
-    if PORTABLE:
-        return getattr(selectors, "PollSelector", selectors.SelectSelector)()  # Windows lacks poll
-    return selectors.DefaultSelector()
+    return _selector_without_a_descriptor() if PORTABLE else selectors.DefaultSelector()
+
+
+def _selector_without_a_descriptor() -> selectors.BaseSelector:
+    kind: type[selectors.BaseSelector] = getattr(
+        selectors, "PollSelector", selectors.SelectSelector
+    )  # Windows lacks poll
+    return kind()
 
 
 def follows_changes(selector: selectors.BaseSelector) -> bool:
@@ -470,7 +475,7 @@ def peer_has_closed(sock: socket.socket) -> bool:
         poll.register(sock, hang_up)  # POLLHUP and POLLERR always count
         return bool(poll.poll(0))
     try:
-        with new_selector() as selector:
+        with _selector_without_a_descriptor() as selector:
             selector.register(sock, selectors.EVENT_READ)
             return bool(selector.select(0)) and not sock.recv(1, socket.MSG_PEEK)
     except OSError:
