@@ -1,6 +1,7 @@
 """``isolog``, the command line: manage brokers and topics, write and read records.
 
 ``commands/``  the commands, one module each
+``operating/`` tools for operators, such as ``top``
 ``input/``     files and standard input as Arrow batches of a topic
 ``output/``    records, topics and values as text
 ``app``        the list of commands, the reporting of errors, exit codes

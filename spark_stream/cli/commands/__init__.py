@@ -9,5 +9,8 @@
 ``access``        user, token, acl and quota
 ``cluster``       cluster status, decommission, backup, restore and others
 ``console``       serve the web page of a cluster
+``kafka_gateway`` serve Kafka's clients
+``lake``          lake create, run, status, versions, clean, drop
+``sql``           query topics and their tables with DuckDB
 ``certs``         certs create
 """
