@@ -42,7 +42,11 @@ class FreeMemory:
 
     def release(self) -> None:
         """Check for unused memory, and return it at the second check in a row that finds much."""
-        much = own_memory(self._process) - self._pool.bytes_allocated() > SPARE_BYTES
+        try:
+            resident = own_memory(self._process)
+        except OSError:  # such as without a free descriptor
+            return
+        much = resident - self._pool.bytes_allocated() > SPARE_BYTES
         if much and self._was_much:
             # mimalloc collects memory that other threads freed after this one frees a large block.
             with contextlib.suppress(MemoryError):

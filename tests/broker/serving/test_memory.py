@@ -11,6 +11,8 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from spark_stream.broker.serving import memory
+from spark_stream.broker.serving.memory import FreeMemory
 from spark_stream.operating_system import own_memory
 from spark_stream.transport.client import ClientChannel
 from spark_stream.transport.streams import TRANSPORT_ERRORS, failure_of
@@ -120,3 +122,11 @@ def test_memory_of_one_append_is_reused_by_the_next(tmp_path: Path) -> None:
                 producer.append("t", rows(MIB))
             producer.flush()
             assert (page_faults(process) - before) / appends < 60  # each append fills 256 pages
+
+
+def test_a_check_that_cannot_read_the_memory_is_left_out(monkeypatch):
+    def unreadable(_: psutil.Process) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(memory, "own_memory", unreadable)
+    FreeMemory().release()
