@@ -21,12 +21,11 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 import isolog
 from spark_stream.client.connecting.embedded import known_address
-from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from spark_stream.datasource.spark.types import to_spark
 from tests.conftest import ROOT, stop_broker
 from tests.kafka.clients import started
 from tests.kafka_jars import jars_of, real_kafka
-from tests.spark.releases import HAS_KAFKA
+from tests.spark.releases import HAS_KAFKA, PASSES_LIMITS
 from tests.sql.rows import SPARKS_TYPES
 
 __all__ = ["real_kafka"]

@@ -16,8 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import isolog
-from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from tests.conftest import ROOT
+from tests.spark.releases import PASSES_LIMITS
 from tests.spark.standalone import submit
 
 EXAMPLES = ROOT / "examples"

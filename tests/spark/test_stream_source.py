@@ -15,9 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 import isolog
-from spark_stream.datasource.spark.releases import PASSES_LIMITS
 from tests.spark.conftest import Queries, ended
-from tests.spark.releases import passes_limits, plans_alone
+from tests.spark.releases import PASSES_LIMITS, passes_limits, plans_alone
 
 NUMBERS = pa.schema([("n", pa.int64())])
 

@@ -80,8 +80,6 @@ else:
 
 
 __all__ = [
-    "HAS_TIME",
-    "PASSES_LIMITS",
     "PUSHES_FILTERS",
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
@@ -92,14 +90,8 @@ __all__ = [
     "lacks",
 ]
 
-PASSES_LIMITS: Final = hasattr(datasource.DataSourceStreamReader, "getDefaultReadLimit")
-"""Whether Spark passes a start and a limit to a source, and ``Trigger.AvailableNow``."""
-
 PUSHES_FILTERS: Final = hasattr(datasource.DataSourceReader, "pushFilters")
 """Whether Spark passes the filters of a batch query to its reader."""
-
-HAS_TIME: Final = hasattr(st, "TimeType")
-"""Whether Spark has the type ``time``."""
 
 
 def lacks(what: str, needed: str) -> Unsupported:
