@@ -12,6 +12,7 @@ answer has a new plan.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -31,6 +32,7 @@ from spark_stream.errors import (
     InvalidTopic,
     InvalidTransaction,
     PermissionDenied,
+    TopicExists,
     UnknownTopic,
 )
 from spark_stream.sql.ddl import parse_altered, parse_schema, schema_text
@@ -87,6 +89,9 @@ class CreateTopic(_Action, tag="create-topic", frozen=True):
 
     def plan(self, client: ConsoleClient) -> Plan:
         columns = schema_text(parse_schema(self.columns)) if self.columns else "those of Kafka"
+        with suppress(UnknownTopic, PermissionDenied):
+            client.topics.describe(self.topic)
+            raise TopicExists(f"topic {self.topic!r} exists", topic=self.topic)
         replicas = self.replication_factor or "the cluster's default"
         rows = (
             ("Partitions", self.partitions or 1),

@@ -215,6 +215,12 @@ def test_two_parallel_applications_have_one_effect(console, topic):
     assert second["message"] == "this plan is applied already, or unknown"
 
 
+def test_a_plan_for_an_existing_topic_is_refused(console, log, topic):
+    log.create_topic(topic)
+    answer = console.post("/api/plan", json={"action": "create-topic", "topic": topic})
+    assert answer.json()["error"]["code"] == "TOPIC_EXISTS"
+
+
 def test_abort_applies_to_the_shown_transaction(console, log, ten):
     with log.producer(transactional_id=f"t-{ten}") as producer:
         producer.begin_transaction()
