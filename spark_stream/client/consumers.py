@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 
 from msgspec import Struct, structs
 
@@ -160,8 +161,11 @@ class ConsumersClient:
             )
         partitions = () if client is None else client.partitions
         if not partitions and not is_new:
+            names = {each.name for each in self._list() if each.kind == "client"}
+            near = get_close_matches(name, names, 1)
+            guess = f"; did you mean {near[0]!r}?" if near else ""
             raise UnknownConsumer(
-                f"no position of a consumer {name!r} is stored",
+                f"no position of a consumer {name!r} is stored{guess}",
                 hint="Check the name, or name the topics of a new one.",
                 consumer=name,
             )

@@ -180,3 +180,9 @@ def test_reset_to_an_invalid_place_fails(log, filled, name, to):
     with pytest.raises(InvalidOption):
         log.reset_consumer(name, to, topics=filled)
     assert stored(log, name) == {}
+
+
+def test_reset_of_a_misspelled_name_suggests_the_consumer(log, filled, name):
+    log.reset_consumer(name, 0, topics=[filled])
+    with pytest.raises(UnknownConsumer, match=f"did you mean '{name}'"):
+        log.reset_consumer(name[:-1], "earliest")
