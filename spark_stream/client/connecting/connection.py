@@ -75,8 +75,8 @@ _LOST: Final = (BrokerUnavailable, RequestTimeout, BrokerStopping, MetadataUnava
 """After these errors another broker is tried. It may reach the metadata store or the leader."""
 
 _MOVED: Final = (
-    "Check that the brokers are running. If all of them have moved, give their new addresses in"
-    " bootstrap, or a DNS name for all brokers."
+    "Check the addresses, and that the brokers are running. If all of them have moved, give their"
+    " new addresses in bootstrap, or a DNS name for all brokers."
 )
 
 
