@@ -261,13 +261,3 @@ def test_clients_connect_by_tls(asking, allowed, tmp_path):
         sent(producer_at(address, **given), allowed, [{"value": b"v", "partition": 0}])
         [messages] = read_at(address, allowed, **given).values()
         assert [each.value() for each in messages] == [b"v"]
-
-
-def test_a_client_that_reads_no_answers_before_its_login_is_disconnected(gateway, monkeypatch):
-    monkeypatch.setattr(gateway_module, "LOGIN_S", 1.0)
-    monkeypatch.setattr(gateway_module, "_RECEIVE_BYTES", 4096)  # for a slow machine
-    with connected(gateway) as deaf:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.settimeout(WAIT_S)
-        with pytest.raises(OSError, match=r"reset|pipe|abort"):
-            send_for(deaf, WAIT_S)
