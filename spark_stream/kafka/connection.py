@@ -171,6 +171,8 @@ def _client_id(data: memoryview, at: int) -> tuple[str, int]:
 
 def _after_tags(data: memoryview, at: int) -> int:
     """Return the place after the tagged fields of a header, which are not used."""
+    if at < len(data) and not data[at]:
+        return at + 1
     reader = MessageReader(data[at:])
     for _ in range(reader.count(reader.uvarint())):
         reader.uvarint()

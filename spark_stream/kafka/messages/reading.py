@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from spark_stream.kafka.messages.schemas import FIXED, Field, Schema
+from spark_stream.kafka.messages.schemas import FIXED, Field, Schema, number_runs
 from spark_stream.kafka.refusals import MalformedRequest
 
 VALUES_MAX: Final = 200_000
@@ -21,6 +21,7 @@ Read = Callable[["MessageReader"], Any]
 """A function that reads one value."""
 
 _UUID_BYTES: Final = 16
+_UVARINT_BYTES: Final = 5
 
 
 def read_message(schema: Schema, version: int, data: memoryview) -> dict[str, Any]:
@@ -50,30 +51,35 @@ class MessageReader:
 
     def take(self, size: int) -> memoryview:
         """Return the next bytes. Raise MalformedRequest if there are too few."""
-        if not 0 <= size <= self.left:
-            raise MalformedRequest(f"a value has {size} bytes, and {self.left} are left")
-        found = self._data[self._at : self._at + size]
-        self._at += size
-        return found
+        begin, self._at = self._at, self._at + size
+        if not begin <= self._at <= len(self._data):
+            left = len(self._data) - begin
+            raise MalformedRequest(f"a value has {size} bytes, and {left} are left")
+        return self._data[begin : self._at]
 
-    def number(self, kind: struct.Struct) -> Any:
-        """Return a number of a fixed size."""
-        return kind.unpack(self.take(kind.size))[0]
+    def numbers(self, packed: struct.Struct) -> tuple[Any, ...]:
+        """Return numbers that follow each other."""
+        return packed.unpack(self.take(packed.size))
+
+    def number(self, packed: struct.Struct) -> Any:
+        """Return one number."""
+        return self.numbers(packed)[0]
 
     def uvarint(self) -> int:
         """Return an unsigned number of up to 32 bits in groups of seven."""
-        value = 0
-        for shift in range(0, 35, 7):
-            byte = self.take(1)[0]
+        value = shift = 0
+        for byte in self._data[self._at : self._at + _UVARINT_BYTES]:
+            self._at += 1
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise MalformedRequest("a number is longer than 5 bytes")
+            shift += 7
+        raise MalformedRequest("a number is longer than 5 bytes, or ends with the message")
 
     def count(self, size: int) -> int:
         """Check the number of values of an array, and return it."""
         self._values += size
-        if not 0 <= size <= self.left or self._values > VALUES_MAX:
+        if not 0 <= size <= len(self._data) - self._at or self._values > VALUES_MAX:
             raise MalformedRequest(f"an array has {size} values, and {self.left} bytes are left")
         return size
 
@@ -85,23 +91,26 @@ def _reader_of(schema: Schema, version: int) -> Read:
 
 def _struct_reader(fields: tuple[Field, ...], version: int, flexible: bool) -> Read:
     defaults: dict[str, Any] = {each.name: [] if each.is_array else each.default for each in fields}
-    plain: list[tuple[str, Read]] = []
-    tagged: dict[int, tuple[str, Read]] = {}
-    for each in fields:
-        if version not in each.versions:
-            continue
-        entry = each.name, _field_reader(each, version, flexible)
-        if version in each.tagged:
-            tagged[each.tag] = entry
-        else:
-            plain.append(entry)
+    present = [each for each in fields if version in each.versions]
+    tagged = {
+        each.tag: (each.name, _field_reader(each, version, flexible))
+        for each in present
+        if version in each.tagged
+    }
+    plain = [
+        (packed, [each.name for each in run], _field_reader(run[0], version, flexible))
+        for packed, run in number_runs(each for each in present if version not in each.tagged)
+    ]
 
     def read(reader: MessageReader) -> dict[str, Any]:
         found = defaults.copy()
-        for name, read_value in plain:
-            found[name] = read_value(reader)
-        if flexible:
-            for _ in range(reader.count(reader.uvarint())):
+        for packed, names, read_value in plain:
+            if packed is None:
+                found[names[0]] = read_value(reader)
+            else:
+                found.update(zip(names, reader.numbers(packed), strict=True))
+        if flexible and (tags := reader.uvarint()):
+            for _ in range(reader.count(tags)):
                 tag, size = reader.uvarint(), reader.uvarint()
                 inner = MessageReader(reader.take(size))
                 if tag in tagged:
@@ -136,8 +145,6 @@ def _value_reader(field: Field, version: int, flexible: bool, nullable: bool) ->
             return lambda reader: (
                 None if reader.number(FIXED["int8"]) == -1 else read_struct(reader)
             )
-        case "bool":
-            return lambda reader: reader.take(1)[0] != 0
         case "uuid":
             return lambda reader: bytes(reader.take(_UUID_BYTES))
         case "string":

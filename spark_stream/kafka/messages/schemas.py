@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from struct import Struct as Packed
 from typing import Any, Final
@@ -26,6 +27,7 @@ _COMMENT: Final = re.compile(r"^\s*//.*$", re.MULTILINE)
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _FOREVER: Final = 1 << 15
 FIXED: Final = {
+    "bool": Packed(">?"),
     "int8": Packed(">b"),
     "int16": Packed(">h"),
     "uint16": Packed(">H"),
@@ -34,7 +36,7 @@ FIXED: Final = {
     "int64": Packed(">q"),
     "float64": Packed(">d"),
 }
-"""The numbers of a fixed size, by the names of their types."""
+"""The numbers, which have a fixed size, by the names of their types."""
 
 Default = bool | int | float | str | bytes | None
 
@@ -67,8 +69,11 @@ class Field(Struct, frozen=True):
     tagged: Versions = Versions()
 
 
-class Schema(Struct, frozen=True):
-    """The schema of a request, or of a response."""
+class Schema(Struct, frozen=True, eq=False):
+    """The schema of a request, or of a response.
+
+    Schemas are compared by identity: the hash of all fields would cost more than a small message.
+    """
 
     name: str
     api_key: int
@@ -93,6 +98,26 @@ def load_schema(name: str) -> Schema:
         _versions(given["flexibleVersions"]),
         _fields(given["fields"], structs),
     )
+
+
+def number_runs(fields: Iterable[Field]) -> list[tuple[Packed | None, tuple[Field, ...]]]:
+    """Return the fields in runs: numbers that follow each other, with their layout, or one other.
+
+    A run of numbers is read and written by one call.
+    """
+    found: list[tuple[Packed | None, tuple[Field, ...]]] = []
+    for are_numbers, each in groupby(fields, _is_number):
+        run = tuple(each)
+        if are_numbers:
+            codes = (FIXED[field.kind].format.removeprefix(">") for field in run)
+            found.append((Packed(">" + "".join(codes)), run))
+        else:
+            found += [(None, (field,)) for field in run]
+    return found
+
+
+def _is_number(field: Field) -> bool:
+    return field.kind in FIXED and not field.is_array
 
 
 @cache

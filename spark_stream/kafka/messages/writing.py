@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from spark_stream.kafka.messages.schemas import FIXED, Field, Schema
+from spark_stream.kafka.messages.schemas import FIXED, Field, Schema, number_runs
 
 Write = Callable[["MessageWriter", Any], None]
 """A function that writes one value."""
@@ -60,19 +60,29 @@ def _writer_of(schema: Schema, version: int) -> Write:
 
 
 def _struct_writer(fields: tuple[Field, ...], version: int, flexible: bool) -> Write:
-    names = {each.name for each in fields}
-    plain: list[tuple[Field, Write]] = []
-    tagged: list[tuple[Field, Write]] = []
-    for each in fields:
-        if version in each.versions:
-            of_kind = tagged if version in each.tagged else plain
-            of_kind.append((each, _field_writer(each, version, flexible)))
+    known = {each.name for each in fields}
+    present = [each for each in fields if version in each.versions]
+    tagged = [
+        (each, _field_writer(each, version, flexible)) for each in present if version in each.tagged
+    ]
+    plain: list[tuple[struct.Struct | None, list[str], list[Any], Write]] = [
+        (
+            packed,
+            [each.name for each in run],
+            [[] if each.is_array else each.default for each in run],
+            _field_writer(run[0], version, flexible),
+        )
+        for packed, run in number_runs(each for each in present if version not in each.tagged)
+    ]
 
     def write(writer: MessageWriter, values: Mapping[str, Any]) -> None:
-        if not values.keys() <= names:
-            raise KeyError(f"no field {sorted(values.keys() - names)} in {sorted(names)}")
-        for field, write_value in plain:
-            write_value(writer, values.get(field.name, _default(field)))
+        if not values.keys() <= known:
+            raise KeyError(f"no field {sorted(values.keys() - known)} in {sorted(known)}")
+        for packed, names, defaults, write_value in plain:
+            if packed is None:
+                write_value(writer, values.get(names[0], defaults[0]))
+            else:
+                writer.last += packed.pack(*map(values.get, names, defaults))
         if not flexible:
             return
         given = [
@@ -88,10 +98,6 @@ def _struct_writer(fields: tuple[Field, ...], version: int, flexible: bool) -> W
             writer.last += data
 
     return write
-
-
-def _default(field: Field) -> Any:
-    return [] if field.is_array else field.default
 
 
 def _field_writer(field: Field, version: int, flexible: bool) -> Write:
@@ -113,9 +119,6 @@ def _field_writer(field: Field, version: int, flexible: bool) -> Write:
 
 
 def _value_writer(field: Field, version: int, flexible: bool, nullable: bool) -> Write:
-    def write_bool(writer: MessageWriter, value: Any) -> None:
-        writer.last.append(bool(value))
-
     def write_uuid(writer: MessageWriter, value: Any) -> None:
         writer.last += value
 
@@ -123,8 +126,6 @@ def _value_writer(field: Field, version: int, flexible: bool, nullable: bool) ->
         case "struct":
             write_struct = _struct_writer(field.fields, version, flexible)
             return _nullable_writer(write_struct) if nullable else write_struct
-        case "bool":
-            return write_bool
         case "uuid":
             return write_uuid
         case "string":
