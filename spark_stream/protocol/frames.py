@@ -93,7 +93,9 @@ def frame_bytes(
 
 def nbytes_of(body: Body) -> int:
     """Return the size of a body."""
-    return sum(memoryview(part).nbytes for part in _parts(body))
+    if isinstance(body, tuple):
+        return sum(map(nbytes_of, body))
+    return memoryview(body).nbytes
 
 
 def _parts(body: Body) -> tuple[Bytes, ...]:
@@ -155,7 +157,8 @@ class FrameReader:
         self._view = self._view[count:]
         if not self._view.nbytes:
             part, self._large, self._view = self._large, None, None
-            yield from self._frame_of(part)
+            if (frame := self._frame_of(part)) is not None:
+                yield frame
             self._prepare_large(memoryview(b""))
 
     def receive(self, data: Bytes) -> Iterator[RawFrame]:
@@ -182,7 +185,7 @@ class FrameReader:
                 self._kept, self.has_more = bytes(view), True
                 return
             part, view = bytes(view[:wanted]), view[wanted:]
-            for frame in self._frame_of(part):
+            if (frame := self._frame_of(part)) is not None:
                 left -= 1
                 yield frame
         if not self._prepare_large(view):
@@ -208,19 +211,19 @@ class FrameReader:
             return PREFIX.size
         return self._prefix[3] if self._header is None else self._prefix[4]
 
-    def _frame_of(self, part: Bytes) -> Iterator[RawFrame]:
-        """Add the next part. Yield the frame if that completes it."""
+    def _frame_of(self, part: Bytes) -> RawFrame | None:
+        """Add the next part. Return the frame if that completes it."""
         if self._prefix is None:
             self._prefix = self._checked(part)
         elif self._header is None:
             self._header = part
         else:
-            yield self._whole(self._header, part)
-            return
+            return self._whole(self._header, part)
         if self._header is None and self._prefix[3] == 0:
             self._header = b""
         if self._header is not None and self._prefix[4] == 0:
-            yield self._whole(self._header, b"")
+            return self._whole(self._header, b"")
+        return None
 
     def _whole(self, header: Bytes, body: Bytes) -> RawFrame:
         assert self._prefix is not None
