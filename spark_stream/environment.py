@@ -45,11 +45,10 @@ class Machine(Protocol):
 class SystemClock:
     """The host's clocks. The steady time starts at the wall clock and then advances by itself."""
 
+    monotonic = staticmethod(time.monotonic)
+
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()
-
-    def monotonic(self) -> float:
-        return time.monotonic()
 
     def steady_us(self) -> int:
         return (self._offset_ns + time.monotonic_ns()) // 1_000
