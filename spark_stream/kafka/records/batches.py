@@ -49,6 +49,9 @@ class Compression(IntEnum):
     ZSTD = 4
 
 
+_COMPRESSIONS: Final = {each.value: each for each in Compression}
+
+
 class Batch(Struct, frozen=True):
     """A batch of records whose checksum is right. ``records`` are not compressed any more.
 
@@ -131,9 +134,9 @@ def decompressed(body: pa.Buffer, codec: int, most_bytes: int) -> pa.Buffer:
 
     Raises: as :func:`read_batches`.
     """
-    if codec not in list(Compression):
+    compression = _COMPRESSIONS.get(codec)
+    if compression is None:
         raise UnsupportedCompression(f"there is no compression {codec}")
-    compression = Compression(codec)
     try:
         if compression is Compression.SNAPPY:
             return _from_snappy(memoryview(body).cast("B"), most_bytes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -92,7 +93,7 @@ def _headers(data: memoryview, records: Sequence[_Record]) -> tuple[pa.Array, bo
     """Return the headers of all records, and whether each record ends after its headers."""
     if not any(each.headers for each in records):
         is_exact = all(each.at == each.end for each in records)
-        return pa.nulls(len(records), HEADERS_TYPE), is_exact
+        return _no_headers(len(records)), is_exact
     counts = [each.headers for each in records]
     check_header_counts(min(counts), max(counts))
     found: list[Header] = []
@@ -107,6 +108,11 @@ def _headers(data: memoryview, records: Sequence[_Record]) -> tuple[pa.Array, bo
             found.append((key, value))
         is_exact = is_exact and at == each.end
     return _lists(counts, found), is_exact
+
+
+@cache
+def _no_headers(records: int) -> pa.Array:
+    return pa.nulls(records, HEADERS_TYPE)
 
 
 def check_furthest(ms: int) -> None:
