@@ -172,7 +172,7 @@ class Chunk(Struct, frozen=True):
     @property
     def rows(self) -> int:
         """The number of records."""
-        return int(self.counts.sum())
+        return int(self.counts[0] if len(self.counts) == 1 else self.counts.sum())
 
     def offsets(self) -> np.ndarray:
         """Return the offset of every row, int64, shape (rows,)."""
