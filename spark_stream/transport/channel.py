@@ -137,6 +137,7 @@ class SocketChannel:
         self._lifetime = present_lifetime()
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
+        self._holds = False
         self._wants_write = False
         self._reads_soon = False  # on the loop's thread
         self._over = False
@@ -200,13 +201,22 @@ class SocketChannel:
             raise self._lifetime.refusal()
         with self._lock:
             result = act(self._connection, *args)
-            if not more:
+            if not (more or self._holds):
                 self._flush()
         return result
 
     def flush(self) -> None:
         """Send the output that waits for more."""
         self.command(_change_nothing)
+
+    def hold(self) -> None:
+        """Let the output of all threads wait until :meth:`release`, or for a second."""
+        self._holds = True
+
+    def release(self) -> None:
+        """Send the output that waits."""
+        self._holds = False
+        self.flush()
 
     def command_soon(self, act: Callable[[Connection, *Ts], object], *args: *Ts) -> None:
         """Have the loop's thread call the core. Takes no lock, so a finalizer may call this."""

@@ -93,7 +93,7 @@ def test_many_threads_share_a_connection(place: Place) -> None:
     channel.close()
 
 
-def test_frames_with_more_are_sent_together_or_within_a_second(
+def test_frames_with_more_or_of_a_held_connection_are_sent_together_or_within_a_second(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = place.connect()
@@ -112,12 +112,15 @@ def test_frames_with_more_are_sent_together_or_within_a_second(
     assert flushes == []
     stream.flush()
     assert len(flushes) == 1
-    assert stream.send(b"3", more=True)
-    assert [received.header for _ in range(3) if (received := read.receive(20))] == [
-        b"1",
-        b"2",
-        b"3",
-    ]
+    stream.channel.hold()
+    assert stream.send(b"3")
+    stream.flush()
+    assert len(flushes) == 1
+    stream.channel.release()
+    assert len(flushes) == 2
+    assert stream.send(b"4", more=True)
+    received = [read.receive(20) for _ in range(4)]
+    assert [each and each.header for each in received] == [b"1", b"2", b"3", b"4"]
     channel.close()
 
 

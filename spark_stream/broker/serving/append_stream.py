@@ -70,11 +70,8 @@ class AppendFrame(Struct, frozen=True):
 class AppendClient(Protocol):
     """The client's end of a stream. No method blocks on the client."""
 
-    def send(self, header: Bytes, /, *, end: bool = False, more: bool = False) -> bool:
-        """Send an answer, or the end. Return False if there is no credit for it.
-
-        ``more``: it may wait for the next frame of its connection.
-        """
+    def send(self, header: Bytes, /, *, end: bool = False) -> bool:
+        """Send an answer, or the end. Return False if there is no credit for it."""
 
     def grant_credit(self, size: int, /) -> None:
         """Grant the client credit for more bytes."""
@@ -176,11 +173,11 @@ class AppendStream:
 
     # -- with the lock -----------------------------------------------------------------------------
 
-    def _advance(self, *, more: bool = False) -> None:
+    def _advance(self) -> None:
         """Send answers, take frames within the limits, and end the stream if all is done."""
         core = self._core
         if core.outbox:
-            self._send_answers(more=more)
+            self._send_answers()
         if core.begin_taking():
             self._start()
         if core.is_over and not self._is_over:
@@ -207,11 +204,11 @@ class AppendStream:
         else:
             self._start_elsewhere()
 
-    def _send_answers(self, *, more: bool) -> None:
+    def _send_answers(self) -> None:
         outbox = self._core.outbox
         while outbox:
             try:
-                if not self._is_gone and not self._client.send(outbox[0], more=more):
+                if not self._is_gone and not self._client.send(outbox[0]):
                     return
             except Exception:  # an event is about to report the end
                 self._is_gone = True
@@ -368,23 +365,30 @@ class AppendStream:
         """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
         is_small = append.size <= _SERVED_BYTES_MAX
-        is_gathered = False
-        with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
-            tried = append.prepare()
-            if tried is AttemptResult.UNJOINED:
-                tried = run(append.join())
-            if tried is AttemptResult.READY:
-                tried = append.take()
-            if tried is AttemptResult.REFUSED:
-                tried = run(append.explain())
-            woken = append.take_woken()
-            if tried is AttemptResult.ANSWERED:
-                is_gathered = is_small and self._serves(woken)
-                self._answer(place, more=is_gathered)
-            if is_small:
-                self._streams.wake(woken)
-        if is_gathered and self._channel is not None:
-            self._channel.flush()
+        holding: SocketChannel | None = None
+        try:
+            with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
+                tried = append.prepare()
+                if tried is AttemptResult.UNJOINED:
+                    tried = run(append.join())
+                if tried is AttemptResult.READY:
+                    tried = append.take()
+                if tried is AttemptResult.REFUSED:
+                    tried = run(append.explain())
+                woken = append.take_woken()
+                if tried is AttemptResult.ANSWERED:
+                    holding = self._shared_channel(woken) if is_small else None
+                    if holding is None:
+                        self._answer(place)
+                    else:
+                        holding.hold()
+                if is_small:
+                    self._streams.wake(woken)
+            if holding is not None:
+                self._answer(place)
+        finally:
+            if holding is not None:
+                holding.release()
         if not is_small:
             self._streams.wake(woken)
         if append.pending is not None:
@@ -394,14 +398,16 @@ class AppendStream:
             append.pending.when_settled(self._settle, place)
         return tried is not AttemptResult.HELD
 
-    def _serves(self, woken: Sequence[WakeUp]) -> bool:
-        """Return whether this thread is about to send records to a reader on its connection.
+    def _shared_channel(self, woken: Sequence[WakeUp]) -> SocketChannel | None:
+        """Return the connection if this thread is about to send records to a reader on it.
 
-        The acknowledgement then waits for these records. The client receives both in one packet.
+        Then the acknowledgement follows these records in the same packet. In the other order, the
+        client's thread with the acknowledgement would delay the one with the records.
         """
-        if self._channel is None or len(woken) > WOKEN_HERE_MAX:
-            return False
-        return any(getattr(each, "channel", None) is self._channel for each in woken)
+        if len(woken) > WOKEN_HERE_MAX:
+            return None
+        is_shared = any(getattr(each, "channel", None) is self._channel for each in woken)
+        return self._channel if is_shared else None
 
     def _append_queue(self, partition: int) -> None:
         """Append the batches of a queue, until it is empty or its partition is held."""
@@ -471,10 +477,10 @@ class AppendStream:
             if self._core.resume(partition, wait):
                 self._streams.pool.submit(self._append_queue, partition)
 
-    def _answer(self, place: BatchPlace[Append], *, more: bool = False) -> None:
+    def _answer(self, place: BatchPlace[Append]) -> None:
         with self._lock:
             self._core.answer(place, place.work.answer)
-            self._advance(more=more)
+            self._advance()
 
 
 def _check_fits(host: Host, hosted: HostedTopic, schema: pa.Schema) -> None:
