@@ -668,7 +668,7 @@ class ChannelWaits:
             self._read.append(channel)  # before the first call of is_done
             return channel.read_until(is_done, timeout)
         finally:
-            with suppress(ValueError):  # a signal handler came first
+            if channel in self._read:  # a signal handler may come first
                 self._read.remove(channel)
 
     def wake(self) -> None:
