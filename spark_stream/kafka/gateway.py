@@ -135,14 +135,20 @@ class ClientSocket:
 
     def send(self, data: bytes) -> None:
         """Send bytes. The client has to receive them within the limit of the last wait."""
-        left = memoryview(data)
-        if DONT_WAIT is not None and self._waits_itself:
-            with suppress(BlockingIOError):
-                left = left[self._sock.send(left, DONT_WAIT) :]
-        if left:
+        sent = self._send_at_once(data)
+        if sent < len(data):
             self._sock.settimeout(self._limit_s or LOGIN_S)
-            self._sock.sendall(left)
+            self._sock.sendall(memoryview(data)[sent:])
             self._sock.settimeout(None if self._waits_itself else self._limit_s)
+
+    def _send_at_once(self, data: bytes) -> int:
+        """Send what the client can receive without a wait. Return the number of bytes."""
+        if DONT_WAIT is None or not self._waits_itself:
+            return 0
+        try:
+            return self._sock.send(data, DONT_WAIT)
+        except BlockingIOError:
+            return 0
 
 
 class KafkaClient:
