@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
@@ -154,6 +154,15 @@ class View:
         needed = self.filter is not None and (shown or self.with_offsets)
         return [*names, OFFSET.name] if needed else names
 
+    def decoding(self, sent: pa.Schema) -> pa.Schema:
+        """Return the schema for decoding batches of schema ``sent``: this view's, if it fits."""
+        fits = sent.names == self.schema.names and all(map(conforms, sent, self.schema))
+        return self.schema if fits else sent
+
+    @cached_property
+    def _planned(self) -> pa.Schema:
+        return pa.schema([self.field(name) for name in self.requested])
+
     def field(self, name: str) -> pa.Field:
         """Return a column that the leader sends, even if it is not shown."""
         place = self.schema.get_field_index(name)
@@ -166,6 +175,8 @@ class View:
 
         ``spans``: the runs of the rows' offsets, if there are several.
         """
+        if batch.schema.equals(self.schema, check_metadata=True):
+            return batch
         batch = self._as_planned(batch)
         sent = set(batch.schema.names)
         offsets = batch.column(OFFSET.name) if OFFSET.name in sent else None
@@ -185,10 +196,13 @@ class View:
         Raises:
             SchemaMismatch: A value does not fit them.
         """
-        if all(conforms(field, self.field(field.name)) for field in batch.schema):
+        sent, planned = batch.schema, self._planned
+        if sent.names != planned.names:
+            planned = pa.schema([self.field(name) for name in sent.names])
+        if all(map(conforms, sent, planned)):
             return batch
         with of_topic(self.topic):
-            return conformed(batch, pa.schema([self.field(name) for name in batch.schema.names]))
+            return conformed(batch, planned)
 
     def _made(
         self,

@@ -628,7 +628,8 @@ class Fetcher:
 
     def _receive(self, call: _FetchCall, frame: Received) -> None:
         if call.schema is None:
-            call.schema = pa.ipc.read_schema(pa.py_buffer(frame.body))
+            view = self._ranges[call.sendings[0][0].key].source.view
+            call.schema = view.decoding(pa.ipc.read_schema(pa.py_buffer(frame.body)))
             self._consume(call, frame)
             return
         facts = fetch_answer(bytes(frame.header))
