@@ -108,6 +108,7 @@ class PartitionReader:
         ahead_bytes: int,
     ) -> None:
         self.topic = topic.id, topic.schema
+        self._is_default = is_default(topic.schema)
         self.source = source
         self.position = position
         self.used = time.monotonic()
@@ -137,6 +138,11 @@ class PartitionReader:
             self.position = position
             self._fetcher = self._started()
 
+    @property
+    def has_records(self) -> bool:
+        """Whether :meth:`take` may return some, or an error."""
+        return bool(self._waiting) or self._fetcher.has_items
+
     def take(self, most_bytes: int) -> bytes:
         """Return record batches of about this size, and at least one record if there is any.
 
@@ -146,7 +152,7 @@ class PartitionReader:
         found, used, before = list[bytes](), 0, self.position
         while fetched := self._next():
             rows = fetched.batch.num_rows
-            size = fetched.batch.nbytes
+            size = fetched.batch.nbytes if rows > 1 or found else 0
             left = most_bytes - used
             if size > left:
                 fitting = int(rows * left / size)
@@ -157,7 +163,8 @@ class PartitionReader:
             offsets = fetched.offsets()
             is_whole = rows == fetched.batch.num_rows
             following = fetched.next if is_whole else int(offsets[rows])
-            data = encode_batch(fetched.batch.slice(0, rows), offsets[:rows], following)
+            sent = fetched.batch if is_whole else fetched.batch.slice(0, rows)
+            data = encode_batch(sent, offsets[:rows], following)
             found.append(data)
             used += len(data)
             self._sent.add(1, rows, len(data))
@@ -173,7 +180,7 @@ class PartitionReader:
         """Return the next fetched records, if there are any."""
         if self._waiting:
             return self._waiting.popleft()
-        while True:
+        while self._fetcher.has_items:
             taken = self._fetcher.take(0.0)
             if taken is None:
                 return None
@@ -181,8 +188,11 @@ class PartitionReader:
             if fetched.bounds is not None:
                 self.on_bounds(fetched.bounds)
             if fetched.batch.num_rows:
+                if self._is_default:
+                    return fetched
                 return structs.replace(fetched, batch=as_records(fetched.batch))
             self.position = max(self.position, fetched.next)
+        return None
 
     def on_bounds(self, bounds: Bounds) -> None:
         """Record the present bounds of the partition."""
@@ -224,6 +234,8 @@ class _Gathered(Struct):
         for place, reader in list(self.readers.items()):
             if self.size >= room and self.size:
                 return
+            if not reader.has_records:
+                continue
             found = self.records.get(place, b"")
             left = min(self.asked[place]["partition_max_bytes"] - len(found), room - self.size)
             if left <= 0 and found:

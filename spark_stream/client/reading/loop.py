@@ -225,6 +225,11 @@ class Fetcher:
         return next((each.channel for each in streams if each is not None), None)
 
     @property
+    def has_items(self) -> bool:
+        """Whether :meth:`take` may return something without a wait, or raise an error."""
+        return self._current is not None or bool(self._held) or not self._queue.empty()
+
+    @property
     def running(self) -> bool:
         """Whether more records may be delivered."""
         return bool(self._unread) and not self._stopped
