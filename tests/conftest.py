@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -35,6 +36,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # A JVM of the tests runs for a minute or two. The work of its second compiler does not pay off in
 # that time, and takes half of Spark's processor time. (Spark's launcher reads this variable.)
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A collection in a forked child would destroy Flight servers of earlier tests, and wait for their
+# threads, which the child does not have.
+os.register_at_fork(before=gc.collect)
 for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)
 
