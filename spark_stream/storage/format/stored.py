@@ -152,7 +152,8 @@ class Chunk(Struct, frozen=True):
     record timestamp of the ``counts[i]`` rows of entry i. ``scattered``: the offset of every row,
     if a filter has left some out. Then there are no spans. ``stored``: the place of the rows, if
     the read is for places. ``messages``: if the read is for messages, the bytes of the rows'
-    ``counts.size`` IPC messages, in parts. With either of them ``batch`` has no rows.
+    ``counts.size`` IPC messages, in parts. With places ``batch`` has no rows, and with messages no
+    columns either.
 
     ``next_offset`` is the start of the next read: after the last row and any aborted or unmatched
     ones that follow. A chunk without rows has only that, and the start of the search as

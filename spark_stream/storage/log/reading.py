@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +53,8 @@ _ALONE_BYTES_MIN: Final = 256 << 10
 _SKIPPED_BYTES_MIN: Final = 256 << 10
 # The number of entries that a read examines in one step, small for reads that end early.
 _WINDOW_ENTRIES: Final = 1 << 16
+
+_NO_ROWS: Final = pa.RecordBatch.from_arrays([], schema=pa.schema([]))
 
 
 class Budget(Struct):
@@ -212,7 +213,7 @@ def _chunks(
 ) -> Iterator[Chunk]:
     end = min(end, segment.end.offset)
     if wanted.takes_messages(segment):
-        last = _last_chunk(segment, start, end, wanted.schema, budget)
+        last = _last_chunk(segment, start, end, budget)
         if last is not None:
             yield last
             return
@@ -234,9 +235,7 @@ def _chunks(
                 yield chunk
 
 
-def _last_chunk(
-    segment: Segment, start: Offset, end: Offset, schema: pa.Schema, budget: Budget
-) -> Chunk | None:
+def _last_chunk(segment: Segment, start: Offset, end: Offset, budget: Budget) -> Chunk | None:
     """Return the message of ``[start, end)`` if it is the segment's last one, whole and intact.
 
     It is a shortcut for single records, whose time is mostly the fixed costs of arrays.
@@ -252,7 +251,7 @@ def _last_chunk(
     budget.bytes -= len(message)
     return Chunk(
         start,
-        _blank(schema),
+        _NO_ROWS,
         np.array([entry.timestamp]),
         np.array([entry.count]),
         np.array([[start, entry.count]]),
@@ -313,7 +312,7 @@ def _chunk(
         encodes = skip + take == edges[high - 1] and not lead and (one or segment.codec.is_plain)
     if encodes:
         messages, taken = segment.encoded(places[at:high])
-        batch = _blank(wanted.schema)
+        batch = _NO_ROWS
     elif wanted.locating:
         stored, taken = segment.locate(places[at:high]), high - at
         batch = segment.blank(columns, wanted.schema)
@@ -356,12 +355,6 @@ def _chunk(
         chunk = filtering.applied(chunk, columns, most)
     budget.records -= take if filtering is None else chunk.batch.num_rows
     return chunk
-
-
-@lru_cache(maxsize=64)
-def _blank(schema: pa.Schema) -> pa.RecordBatch:
-    """Return an empty batch. It is cached, because it takes as long as a read of a record."""
-    return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
 
 
 def _whole(
