@@ -320,7 +320,10 @@ def inspected(
         flaws.append(invalid)
         batch = batch.slice(0, invalid.row)
     for field in required:
-        null = first_null(batch.column(field.name), field, field.name)
+        column = batch.column(field.name)
+        if not (column.null_count or pt.is_nested(field.type)):
+            continue
+        null = first_null(column, field, field.name)
         flaws += [Flaw(null[0], Reason.NULL_VALUE, column=null[1])] if null else []
     # Most batches are so small that none of their records can be too large.
     if size * _COUNTED_PER_STORED_MAX > record_bytes_max < bytes_at_most(batch):
