@@ -34,13 +34,20 @@ def encode_batch(rows: pa.RecordBatch, offsets: Ints, following: int | None = No
         offsets: The offset of each row, rising.
         following: The offset at which a reader continues, by default after the last row.
     """
-    micros = rows.column("timestamp")
-    times_ms = np.frombuffer(micros.buffers()[1], np.int64, len(micros), 8 * micros.offset) // 1_000
-    first_ms, base = int(times_ms[0]), int(offsets[0])
-    encode = encode_few if len(rows) <= FEW else _records
-    records = encode(rows, times_ms - first_ms, offsets - base)
+    column = rows.column("timestamp")
+    micros = memoryview(column.buffers()[1])[8 * column.offset :][: 8 * len(column)]
+    base = int(offsets[0])
+    if len(column) <= FEW:  # without a call of numpy
+        times = [each // 1_000 for each in micros.cast("q")]
+        first_ms, last_ms = times[0], max(times)
+        deltas = [each - base for each in offsets.tolist()]
+        records = encode_few(rows, [each - first_ms for each in times], deltas)
+    else:
+        times_ms = np.frombuffer(micros, np.int64) // 1_000
+        first_ms, last_ms = int(times_ms[0]), int(times_ms.max())
+        records = _records(rows, times_ms - first_ms, offsets - base)
     last = int(offsets[-1]) if following is None else following - 1
-    return pack_batch(base, last - base, first_ms, int(times_ms.max()), rows.num_rows, records)
+    return pack_batch(base, last - base, first_ms, last_ms, rows.num_rows, records)
 
 
 def _records(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffer:

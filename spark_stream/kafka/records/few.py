@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_stream.kafka.records.batches import Batch
-from spark_stream.kafka.records.varints import VARLONG_BYTES, Ints, put_varint, read_varint
+from spark_stream.kafka.records.varints import VARLONG_BYTES, put_varint, read_varint
 from spark_stream.kafka.refusals import CorruptBatch, InvalidRecords
 from spark_stream.schema.arrays import bitmap, bytes_array
 from spark_stream.schema.schemas import DEFAULT_SCHEMA, HEADERS_TYPE, TIMESTAMP_TYPE
@@ -48,7 +48,7 @@ def decode_few(batch: Batch) -> pa.RecordBatch:
     records = _records(data, batch.count)
     lists, is_exact = _headers(data, records)
     columns = [
-        bytes_array([each.key for each in records]),
+        _keys(records),
         bytes_array([each.value for each in records]),
         lists,
         _times(batch.first_ms, [each.distance_ms for each in records]),
@@ -110,6 +110,17 @@ def _headers(data: memoryview, records: Sequence[_Record]) -> tuple[pa.Array, bo
     return _lists(counts, found), is_exact
 
 
+def _keys(records: Sequence[_Record]) -> pa.Array:
+    if all(each.key is None for each in records):
+        return _no_keys(len(records))
+    return bytes_array([each.key for each in records])
+
+
+@cache
+def _no_keys(records: int) -> pa.Array:
+    return pa.nulls(records, pa.binary())
+
+
 @cache
 def _no_headers(records: int) -> pa.Array:
     return pa.nulls(records, HEADERS_TYPE)
@@ -157,13 +168,15 @@ def _times(first_ms: int, distances_ms: Sequence[int]) -> pa.Array:
     return pa.Array.from_buffers(TIMESTAMP_TYPE, len(micros), [None, data])
 
 
-def encode_few(rows: pa.RecordBatch, distances_ms: Ints, deltas: Ints) -> pa.Buffer:
+def encode_few(
+    rows: pa.RecordBatch, distances_ms: Sequence[int], deltas: Sequence[int]
+) -> pa.Buffer:
     """Return rows as records. ``distances_ms``, ``deltas``: from the batch's time and offset."""
     found = bytearray()
-    columns = (rows.column(name).to_pylist() for name in ("key", "value", "headers"))
-    for distance_ms, delta, key, value, headers in zip(
-        distances_ms.tolist(), deltas.tolist(), *columns, strict=True
-    ):
+    columns = [rows.column(name) for name in ("key", "value", "headers")]
+    nothing = [None] * len(rows)
+    values = (each.to_pylist() if each.null_count < len(rows) else nothing for each in columns)
+    for distance_ms, delta, key, value, headers in zip(distances_ms, deltas, *values, strict=True):
         record = bytearray(1)  # the attributes
         put_varint(record, distance_ms)
         put_varint(record, delta)
