@@ -301,10 +301,12 @@ def inspected(
         InvalidRecord: the buffers do not hold such a batch.
         BatchTooLarge: the batch has more bytes or rows than a message may have.
     """
-    try:
-        batch.validate()
-    except pa.ArrowInvalid as error:
-        raise InvalidRecord(f"the batch is not valid Arrow: {error}") from None
+    is_valid = _valid(batch)
+    if not is_valid:
+        try:
+            batch.validate()
+        except pa.ArrowInvalid as error:
+            raise InvalidRecord(f"the batch is not valid Arrow: {error}") from None
     try:
         size = pa.ipc.get_record_batch_size(batch)
     except pa.ArrowException as error:  # 2^31 rows without a value need no bytes
@@ -313,7 +315,7 @@ def inspected(
         raise BatchTooLarge(f"a batch has at most {BATCH_BYTES_MAX} bytes, not {size}")
     flaws: list[Flaw] = []
     rows = batch.num_rows
-    invalid = _first_invalid(batch)
+    invalid = None if is_valid else _first_invalid(batch)
     if invalid is not None:
         if invalid.row >= rows:
             raise InvalidRecord(f"column {invalid.column!r} has invalid values beyond its rows")
@@ -383,8 +385,6 @@ def _remains(kept: int, offset: int | None, in_transaction: bool) -> tuple[str, 
 
 def _first_invalid(batch: pa.RecordBatch) -> Flaw | None:
     """Find the first row with a value that its type does not allow (text that is not UTF-8)."""
-    if _valid(batch):
-        return None
     flaws = [
         Flaw(row, Reason.INVALID_TEXT, column=name)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
