@@ -109,6 +109,12 @@ class Append:
         return 0 if self._batch is None else int(self._batch.nbytes)
 
     @property
+    def encoded_bytes(self) -> int:
+        """The size of the prepared batch as stored. 0 without one."""
+        prepared = None if self._candidate is None else self._candidate.prepared
+        return 0 if prepared is None else prepared.message.size
+
+    @property
     def pending(self) -> Acknowledgement | None:
         """The pending acknowledgement of a batch that is in the log, or None."""
         return None if self._taken is None else self._taken.pending

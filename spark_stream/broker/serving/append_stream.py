@@ -364,11 +364,11 @@ class AppendStream:
     def _attempt(self, place: BatchPlace[Append]) -> bool:
         """Try to append a batch. Return False if another thread holds its partition."""
         append, run = place.work, self._streams.transactions.run
-        is_small = append.size <= _SERVED_BYTES_MAX
         holding: SocketChannel | None = None
         try:
             with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
                 tried = append.prepare()
+                is_small = append.encoded_bytes <= _SERVED_BYTES_MAX
                 if tried is AttemptResult.UNJOINED:
                     tried = run(append.join())
                 if tried is AttemptResult.READY:
