@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_stream.storage.disk.directory import note_of
+from spark_stream.storage.disk.directory import is_lost, made_note_of, make_folder, note_of
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.damage import CUT_FOLDER, CutFolder
@@ -32,11 +32,25 @@ class FileLogs:
         Raises:
             DiskFull, StorageFailure: the folder may exist or not.
         """
-        self._disk.make_directory(folder)
+        make_folder(self._disk, folder)
 
     def has_folder(self, folder: Path) -> bool:
         """Return whether a topic's folder exists."""
         return folder.name in self._disk.names(folder.parent)
+
+    def is_folder_lost(self, folder: Path) -> bool:
+        """Return whether a topic's folder was made, and is missing."""
+        return is_lost(self._disk, folder, made_note_of(folder))
+
+    def remove_folder(self, folder: Path) -> None:
+        """Remove a topic's folder with its content durably, and its parent if that is empty then.
+
+        Raises:
+            StorageFailure: a part of the folder may be left.
+        """
+        self._disk.remove(made_note_of(folder))
+        self._disk.remove_tree(folder)
+        self._disk.remove_empty_directory(folder.parent)
 
     def open(self, folder: Path, log_format: LogFormat) -> PartitionLog:
         """Open the log of a partition. A log without files is empty.
@@ -57,14 +71,10 @@ class FileLogs:
         return str(cut.kept_in)
 
     def remove(self, folder: Path) -> None:
-        """Remove the folder with its content durably, if it exists.
+        """Remove a partition's folder with its content durably, if it exists.
 
         Raises:
             StorageFailure: a part of the folder may be left.
         """
         self._disk.remove(note_of(folder))
         self._disk.remove_tree(folder)
-
-    def remove_empty(self, folder: Path) -> None:
-        """Remove the folder if it is empty."""
-        self._disk.remove_empty_directory(folder)

@@ -184,7 +184,7 @@ class SimulatedBroker:
     def wipe(self, topic: Topic) -> None:
         """Somebody removes the topic's folder while the broker does not run."""
         with contextlib.suppress(StorageFailure):  # no invariant requires an fsync of that
-            self.logs.remove(self._directory.topic(topic.name, topic.id))
+            self.logs.disk.remove_tree(self._directory.topic(topic.name, topic.id))
 
     # -- its life ----------------------------------------------------------------------------------
 

@@ -99,8 +99,9 @@ class DiskLogs(FileLogs):
 
     def folders(self) -> set[Path]:
         """Return the existing folders of partitions."""
+        topics = self._folder / "topics"
         files = [path for path in self.disk.files() if path.suffix != ".begun"]
-        return {path.parent for path in files if path.parent != self._folder}
+        return {path.parent for path in files if topics in path.parents}
 
     def files(self) -> dict[Path, bytes]:
         """Return the existing files."""

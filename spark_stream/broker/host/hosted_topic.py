@@ -6,9 +6,11 @@ no record is missing. The maker of a folder has to make sure that this holds for
 replicas: when the topic is made, when it gets partitions, when a replica moves here, and when the
 broker starts.
 
-A broker that starts without a folder doubts its logs, so that another replica can lead. If others
-have the lost records, it begins with an empty folder or log. It first reports that (``losing``),
-since the next start would find nothing wrong.
+A broker doubts its logs if it starts without a folder that it had: it was in the ISR, or the note of
+the folder exists (``storage.disk.directory``). So another replica can lead, and no leader counts an
+empty replica for entries of the lost one. If others have the lost records, the broker begins with
+an empty folder or log. It first reports that (``losing``), since the next start would find nothing
+wrong.
 """
 
 from __future__ import annotations
@@ -191,12 +193,13 @@ class TopicFolders:
         """
         folder = self._directory.topic(topic, topic_id)
         had = [each for each in records if each.member(self._me)]
-        if had and not self._logs.has_folder(folder):
+        is_missing = not self._logs.has_folder(folder)
+        if is_missing and (had or (records and self._logs.is_folder_lost(folder))):
             if topic_id in self._removed:
                 raise unknown(topic)
             alone = [each for each in had if each.is_only_member(self._me)]
             lost = f"{folder} is missing, and with it all records of topic {topic!r}"
-            has_others = any(len(each.replicas) > 1 for each in had)
+            has_others = any(len(each.replicas) > 1 for each in records)
             if starts and has_others:  # in a new generation, it leads no longer
                 self.doubts.append(lost)
             if alone:
@@ -266,6 +269,5 @@ class TopicFolders:
         if topic.id in self._gone and not self._logs.has_folder(folder):
             return
         self._gone.discard(topic.id)
-        self._logs.remove(folder)
+        self._logs.remove_folder(folder)
         self._gone.add(topic.id)
-        self._logs.remove_empty(folder.parent)

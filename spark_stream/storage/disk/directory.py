@@ -14,6 +14,7 @@
     metadata.sqlite   topics, transactions, positions, numbers (unless the store is shared)
     leases/           the live brokers (beside the store)
     topics/<name>/<topic id>/<partition>/<base offset>.arrow and .entries
+    made/<topic id>   empty: the folder of the topic was made
 """
 
 from __future__ import annotations
@@ -278,6 +279,16 @@ def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
     return directory
 
 
+def made_note_of(folder: Path) -> Path:
+    """Return the path of the empty file that marks the folder of a topic as made.
+
+    Without it, a topic whose folder was removed would look like one whose replicas moved here while
+    the broker was down. The note is made after the folder, and removed before it.
+    """
+    topics = folder.parent.parent
+    return topics.with_name("made") / folder.name
+
+
 def note_of(directory: Path) -> Path:
     """Return the path of the empty file that marks the log in the directory as begun.
 
@@ -291,19 +302,29 @@ def note_of(directory: Path) -> Path:
 def make_directory(disk: Disk, directory: Path) -> None:
     """Make the directory of a log, then the note that it has begun. Fsync the names of both."""
     disk.make_directory(directory, forced=False)
-    if not _is_noted(disk, directory):
+    if not _exists(disk, note_of(directory)):
         disk.create(note_of(directory)).close()
     disk.sync_directory(directory.parent)
 
 
-def is_lost(disk: Disk, directory: Path) -> bool:
-    """Return whether the directory of a log without files was removed."""
-    return _is_noted(disk, directory) and directory.name not in disk.names(directory.parent)
+def make_folder(disk: Disk, folder: Path) -> None:
+    """Make the folder of a topic, then its note. Fsync the names of both, and of their parents."""
+    disk.make_directory(folder)
+    note = made_note_of(folder)
+    if not _exists(disk, note):
+        disk.make_directory(note.parent)
+        disk.create(note).close()
+        disk.sync_directory(note.parent)
 
 
-def _is_noted(disk: Disk, directory: Path) -> bool:
+def is_lost(disk: Disk, directory: Path, note: Path) -> bool:
+    """Return whether the directory was removed without its note."""
+    return _exists(disk, note) and directory.name not in disk.names(directory.parent)
+
+
+def _exists(disk: Disk, path: Path) -> bool:
     try:
-        disk.size(note_of(directory))
+        disk.size(path)
     except StorageFailure:
         return False
     return True

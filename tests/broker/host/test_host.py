@@ -378,6 +378,30 @@ def test_a_missing_folder_is_filled_from_other_replicas(pair):
     assert again.replica("t").log.end.offset == 4
 
 
+def test_a_missing_folder_of_a_replica_outside_the_isr_is_doubted(pair):
+    """Its leader may be adding it to the ISR, and count it for the records that it had."""
+    a, b = pair
+    make(a, "t", "ab")
+    a.partition("t").append(numbers(0, 4))
+    replicate(a, b, "t")
+    record = a.record("t")
+    write(a, "t", replace(record, isr=record.isr[:1]))
+    lose_folder(b, "t")
+    again = a.around.start("b", "b's new logs")
+    (doubt,) = again.host.doubts
+    assert "is missing, and with it all records of topic 't'" in doubt
+    again.die()
+    assert not a.around.start("b").host.doubts
+
+
+def test_the_missing_folder_of_a_replica_that_moved_here_is_not_doubted(pair):
+    a, b = pair
+    make(a, "t", "a")
+    b.die()
+    write(a, "t", replace(a.record("t"), replicas=("a", "b"), adding=("b",)))
+    assert not a.around.start("b").host.doubts
+
+
 def test_without_the_only_copy_an_unclean_election_takes_another_replica(pair):
     a, b = pair
     make(a, "t", "ba")
