@@ -6,11 +6,11 @@ no record is missing. The maker of a folder has to make sure that this holds for
 replicas: when the topic is made, when it gets partitions, when a replica moves here, and when the
 broker starts.
 
-A broker doubts its logs if it starts without a folder that it had: it was in the ISR, or the note of
-the folder exists (``storage.disk.directory``). So another replica can lead, and no leader counts an
-empty replica for entries of the lost one. If others have the lost records, the broker begins with
-an empty folder or log. It first reports that (``losing``), since the next start would find nothing
-wrong.
+A broker doubts its logs if it starts without a folder that it had: it was in the ISR, or the note
+of the folder exists (``storage.disk.directory``). So another replica can lead, and no leader counts
+an empty replica for entries of the lost one. If others have the lost records, the broker begins
+with an empty folder or log. It first reports that (``losing``), since the next start would find
+nothing wrong.
 """
 
 from __future__ import annotations
