@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_stream.storage.disk.directory import is_lost, made_note_of, make_folder, note_of
+from spark_stream.storage.disk.directory import is_lost, log_note, make_topic_folder, topic_note
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.damage import CUT_FOLDER, CutFolder
@@ -16,7 +16,7 @@ class FileLogs:
     """The logs of a broker. A folder belongs to a partition, or to a topic with its partitions.
 
     A topic's folder exists as long as the topic. A partition's folder is made with its first entry.
-    So a topic without a folder has lost its records.
+    So a topic whose folder was removed has lost its records.
 
     ``losing`` is called before a log gives up records that it may have acknowledged, because a
     later open cannot detect the loss.
@@ -32,7 +32,7 @@ class FileLogs:
         Raises:
             DiskFull, StorageFailure: the folder may exist or not.
         """
-        make_folder(self._disk, folder)
+        make_topic_folder(self._disk, folder)
 
     def has_folder(self, folder: Path) -> bool:
         """Return whether a topic's folder exists."""
@@ -40,15 +40,17 @@ class FileLogs:
 
     def is_folder_lost(self, folder: Path) -> bool:
         """Return whether a topic's folder was made, and is missing."""
-        return is_lost(self._disk, folder, made_note_of(folder))
+        return is_lost(self._disk, folder, topic_note(folder))
 
     def remove_folder(self, folder: Path) -> None:
         """Remove a topic's folder with its content durably, and its parent if that is empty then.
 
+        A power cut may restore the note alone.
+
         Raises:
             StorageFailure: a part of the folder may be left.
         """
-        self._disk.remove(made_note_of(folder))
+        self._disk.remove(topic_note(folder))
         self._disk.remove_tree(folder)
         self._disk.remove_empty_directory(folder.parent)
 
@@ -76,5 +78,5 @@ class FileLogs:
         Raises:
             StorageFailure: a part of the folder may be left.
         """
-        self._disk.remove(note_of(folder))
+        self._disk.remove(log_note(folder))
         self._disk.remove_tree(folder)

@@ -279,7 +279,7 @@ def _write_description(directory: LogDirectory, disk: Disk) -> LogDirectory:
     return directory
 
 
-def made_note_of(folder: Path) -> Path:
+def topic_note(folder: Path) -> Path:
     """Return the path of the empty file that marks the folder of a topic as made.
 
     Without it, a topic whose folder was removed would look like one whose replicas moved here while
@@ -289,7 +289,7 @@ def made_note_of(folder: Path) -> Path:
     return topics.with_name("made") / folder.name
 
 
-def note_of(directory: Path) -> Path:
+def log_note(directory: Path) -> Path:
     """Return the path of the empty file that marks the log in the directory as begun.
 
     A log has no directory before its first entry. Without the note, a log whose directory was
@@ -299,22 +299,22 @@ def note_of(directory: Path) -> Path:
     return directory.with_name(f"{directory.name}.begun")
 
 
-def make_directory(disk: Disk, directory: Path) -> None:
+def make_log_directory(disk: Disk, directory: Path) -> None:
     """Make the directory of a log, then the note that it has begun. Fsync the names of both."""
     disk.make_directory(directory, forced=False)
-    if not _exists(disk, note_of(directory)):
-        disk.create(note_of(directory)).close()
+    if not _exists(disk, log_note(directory)):
+        disk.create(log_note(directory)).close()
     disk.sync_directory(directory.parent)
 
 
-def make_folder(disk: Disk, folder: Path) -> None:
+def make_topic_folder(disk: Disk, folder: Path) -> None:
     """Make the folder of a topic, then its note. Fsync the names of both, and of their parents."""
     disk.make_directory(folder)
-    note = made_note_of(folder)
+    note = topic_note(folder)
     if not _exists(disk, note):
         disk.make_directory(note.parent)
         disk.create(note).close()
-        disk.sync_directory(note.parent)
+    disk.sync_directory(note.parent)
 
 
 def is_lost(disk: Disk, directory: Path, note: Path) -> bool:

@@ -27,7 +27,7 @@ from spark_stream.batches import crc32c
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import IsologError, StorageFailure, TooManyOpenFiles
-from spark_stream.storage.disk.directory import make_directory
+from spark_stream.storage.disk.directory import make_log_directory
 from spark_stream.storage.disk.disk import Disk, DiskFile
 
 MARK_NAME: Final = "flushed"
@@ -113,7 +113,7 @@ class Fsyncs:
         """
         self.check()
         try:
-            make_directory(self._disk, self._directory)
+            make_log_directory(self._disk, self._directory)
         except IsologError as error:
             if error.details.get("unforced"):
                 raise self._failure(error) from error

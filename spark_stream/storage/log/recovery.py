@@ -38,7 +38,7 @@ from spark_stream.consistency.entries import ENTRY, ENTRY_SIZE, Kind, Table
 from spark_stream.consistency.ids import EntryIndex, Offset
 from spark_stream.consistency.replication.bounds import Boundary
 from spark_stream.errors import DamagedSegment, IsologError, UnknownSchema
-from spark_stream.storage.disk.directory import is_lost, note_of
+from spark_stream.storage.disk.directory import is_lost, log_note
 from spark_stream.storage.disk.disk import Disk
 from spark_stream.storage.disk.fsyncs import Fsyncs, FsyncState
 from spark_stream.storage.format.codec import (
@@ -110,7 +110,7 @@ def open_files(
         # An earlier process may have died during a truncation: make its result durable.
         with suppress(IsologError):  # then the log has failed, and can still be read
             forcing.force_names()
-    lost = not names and is_lost(disk, directory, note_of(directory))
+    lost = not names and is_lost(disk, directory, log_note(directory))
     return OpenedLog(found, forcing, not (lost or failed or any(cut.grave for cut in found.cuts)))
 
 

@@ -22,7 +22,7 @@ from spark_stream.batches import facts_of, header_length
 from spark_stream.consistency.entries import Kind, Table, aborted_rows, open_transactions
 from spark_stream.consistency.ids import NO_TRANSACTION, Offset
 from spark_stream.errors import DamagedSegment, IsologError, NotALogDirectory, StorageFailure
-from spark_stream.storage.disk.directory import note_of
+from spark_stream.storage.disk.directory import log_note
 from spark_stream.storage.format.codec import intact_rows
 from spark_stream.storage.format.log_format import UNLIMITED, LogFormat
 from spark_stream.storage.format.stored import Chunk
@@ -64,7 +64,7 @@ def find_logs(directory: Path) -> list[Path]:
         folders[:] = [each for each in folders if each != CUT_FOLDER]
         if len(here.relative_to(directory).parts) >= _DEPTH_MAX:
             folders.clear()
-        if any(is_segment_file(name) for name in names) or note_of(here).exists():
+        if any(is_segment_file(name) for name in names) or log_note(here).exists():
             found.add(here)
         found.update(here / name.removesuffix(_NOTE) for name in names if name.endswith(_NOTE))
     if not found and not (directory / _DESCRIPTION).exists():

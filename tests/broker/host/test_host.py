@@ -394,6 +394,33 @@ def test_a_missing_folder_of_a_replica_outside_the_isr_is_doubted(pair):
     assert not a.around.start("b").host.doubts
 
 
+def test_a_lost_folder_outside_the_isr_is_filled_by_the_next_start_only(pair):
+    a, b = pair
+    make(a, "t", "ab")
+    record = a.record("t")
+    write(a, "t", replace(record, isr=record.isr[:1]))
+    see(a.around)
+    shutil.rmtree(b.path / "topics" / "t")
+    with pytest.raises(DamagedSegment, match="restart the broker"):
+        grow(a, "t", "ab")
+    b.die()
+    assert a.around.start("b", "b's new logs").host.doubts
+    see(a.around)
+    grow(a, "t", "ab")
+
+
+def test_a_removed_topic_leaves_no_note_of_its_folder(pair):
+    a, b = pair
+    make(a, "t", "ab")
+    topic = a.host.find("t")
+    note = b.path / "made" / topic.id
+    assert note.exists()
+    a.topics.delete("t")
+    see(a.around)
+    b.host.remove_files(topic)
+    assert not note.exists()
+
+
 def test_the_missing_folder_of_a_replica_that_moved_here_is_not_doubted(pair):
     a, b = pair
     make(a, "t", "a")

@@ -16,7 +16,7 @@ from spark_stream.cluster.topics import REMOVED, TOPICS, Topic, encode
 from spark_stream.cluster.view import ClusterView
 from spark_stream.consistency.control.partition_record import Member, PartitionRecord
 from spark_stream.consistency.ids import BrokerId, Generation, LeaderEpoch
-from spark_stream.storage.disk.directory import LogDirectory
+from spark_stream.storage.disk.directory import LogDirectory, topic_note
 from spark_stream.storage.logs import FileLogs
 from tests.broker.clusters import around, make
 from tests.broker.local_broker import Surroundings
@@ -96,6 +96,18 @@ def test_a_folder_whose_maker_died_before_it_was_forced_is_forced_by_the_next_st
     start_with_a_topic(directory, logs).close()
     disk.crash(Random(0))
     assert logs.has_folder(folder)
+
+
+def test_the_note_of_a_folder_is_forced_by_a_second_attempt():
+    disk, directory = SimulatedDisk(), LogDirectory(Path("/me"), "cluster", ME)
+    logs, folder = FileLogs(disk), directory.topic("t", "id")
+    logs.make_folder(folder)
+    disk.remove(topic_note(folder))
+    disk.create(topic_note(folder)).close()  # by a process that died before its fsync
+    logs.make_folder(folder)
+    disk.crash(Random(0))
+    disk.remove_tree(folder)
+    assert logs.is_folder_lost(folder)
 
 
 def test_a_broker_whose_disk_fails_to_force_a_folder_doubts_its_logs():

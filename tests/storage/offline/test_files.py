@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from isolog.errors import DamagedSegment, NotALogDirectory
 from spark_stream.consistency.entries import ENTRY_SIZE, Kind
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.storage.disk.directory import note_of
+from spark_stream.storage.disk.directory import log_note
 from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.offline.checks import CheckedLog, check_log
 from spark_stream.storage.offline.files import STATES, LogFiles, find_logs
@@ -174,7 +174,7 @@ def test_missing_folder_is_found(tmp_path):
     for path in log.directory.iterdir():
         path.unlink()
     log.directory.rmdir()
-    assert note_of(log.directory).exists()
+    assert log_note(log.directory).exists()
     (path,) = find_logs(tmp_path)
     found = check_log(path)
     assert [each.damage for each in found.findings] == [True]
