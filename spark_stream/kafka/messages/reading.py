@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from spark_stream.kafka.messages.schemas import FIXED, Field, Schema, number_runs
+from spark_stream.kafka.messages.schemas import FIXED, Field, Schema, runs_of
 from spark_stream.kafka.refusals import MalformedRequest
 
 VALUES_MAX: Final = 200_000
@@ -58,15 +58,19 @@ class MessageReader:
         return self._data[begin : self._at]
 
     def numbers(self, packed: struct.Struct) -> tuple[Any, ...]:
-        """Return numbers that follow each other."""
+        """Return numbers that follow each other. Raise MalformedRequest if there are too few."""
         return packed.unpack(self.take(packed.size))
 
     def number(self, packed: struct.Struct) -> Any:
-        """Return one number."""
+        """Return one number. Raise MalformedRequest if the message has ended."""
         return self.numbers(packed)[0]
 
     def uvarint(self) -> int:
-        """Return an unsigned number of up to 32 bits in groups of seven."""
+        """Return an unsigned number of up to 32 bits in groups of seven.
+
+        Raises:
+            MalformedRequest: It has more than five bytes, or the message ends within it.
+        """
         value = shift = 0
         for byte in self._data[self._at : self._at + _UVARINT_BYTES]:
             self._at += 1
@@ -97,18 +101,18 @@ def _struct_reader(fields: tuple[Field, ...], version: int, flexible: bool) -> R
         for each in present
         if version in each.tagged
     }
-    plain = [
-        (packed, [each.name for each in run], _field_reader(run[0], version, flexible))
-        for packed, run in number_runs(each for each in present if version not in each.tagged)
+    plain: list[tuple[list[str], struct.Struct | Read]] = [
+        ([each.name for each in run], packed or _field_reader(run[0], version, flexible))
+        for packed, run in runs_of(each for each in present if version not in each.tagged)
     ]
 
     def read(reader: MessageReader) -> dict[str, Any]:
         found = defaults.copy()
-        for packed, names, read_value in plain:
-            if packed is None:
-                found[names[0]] = read_value(reader)
+        for names, form in plain:
+            if isinstance(form, struct.Struct):
+                found.update(zip(names, reader.numbers(form), strict=True))
             else:
-                found.update(zip(names, reader.numbers(packed), strict=True))
+                found[names[0]] = form(reader)
         if flexible and (tags := reader.uvarint()):
             for _ in range(reader.count(tags)):
                 tag, size = reader.uvarint(), reader.uvarint()

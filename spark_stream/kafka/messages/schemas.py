@@ -36,7 +36,7 @@ FIXED: Final = {
     "int64": Packed(">q"),
     "float64": Packed(">d"),
 }
-"""The numbers, which have a fixed size, by the names of their types."""
+"""The types of a fixed size, by their names."""
 
 Default = bool | int | float | str | bytes | None
 
@@ -100,15 +100,15 @@ def load_schema(name: str) -> Schema:
     )
 
 
-def number_runs(fields: Iterable[Field]) -> list[tuple[Packed | None, tuple[Field, ...]]]:
-    """Return the fields in runs: numbers that follow each other, with their layout, or one other.
+def runs_of(fields: Iterable[Field]) -> list[tuple[Packed | None, tuple[Field, ...]]]:
+    """Return the fields in runs. Fields of fixed sizes that follow each other are a run.
 
-    A run of numbers is read and written by one call.
+    One call reads or writes such a run by its layout. Any other field is a run without a layout.
     """
     found: list[tuple[Packed | None, tuple[Field, ...]]] = []
-    for are_numbers, each in groupby(fields, _is_number):
-        run = tuple(each)
-        if are_numbers:
+    for is_fixed, group in groupby(fields, _is_fixed):
+        run = tuple(group)
+        if is_fixed:
             codes = (FIXED[field.kind].format.removeprefix(">") for field in run)
             found.append((Packed(">" + "".join(codes)), run))
         else:
@@ -116,7 +116,7 @@ def number_runs(fields: Iterable[Field]) -> list[tuple[Packed | None, tuple[Fiel
     return found
 
 
-def _is_number(field: Field) -> bool:
+def _is_fixed(field: Field) -> bool:
     return field.kind in FIXED and not field.is_array
 
 

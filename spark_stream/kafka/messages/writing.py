@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-from spark_stream.kafka.messages.schemas import FIXED, Field, Schema, number_runs
+from spark_stream.kafka.messages.schemas import FIXED, Field, Schema, runs_of
 
 Write = Callable[["MessageWriter", Any], None]
 """A function that writes one value."""
@@ -65,24 +65,23 @@ def _struct_writer(fields: tuple[Field, ...], version: int, flexible: bool) -> W
     tagged = [
         (each, _field_writer(each, version, flexible)) for each in present if version in each.tagged
     ]
-    plain: list[tuple[struct.Struct | None, list[str], list[Any], Write]] = [
+    plain: list[tuple[list[str], list[Any], struct.Struct | Write]] = [
         (
-            packed,
             [each.name for each in run],
             [[] if each.is_array else each.default for each in run],
-            _field_writer(run[0], version, flexible),
+            packed or _field_writer(run[0], version, flexible),
         )
-        for packed, run in number_runs(each for each in present if version not in each.tagged)
+        for packed, run in runs_of(each for each in present if version not in each.tagged)
     ]
 
     def write(writer: MessageWriter, values: Mapping[str, Any]) -> None:
         if not values.keys() <= known:
             raise KeyError(f"no field {sorted(values.keys() - known)} in {sorted(known)}")
-        for packed, names, defaults, write_value in plain:
-            if packed is None:
-                write_value(writer, values.get(names[0], defaults[0]))
+        for names, defaults, form in plain:
+            if isinstance(form, struct.Struct):
+                writer.last += form.pack(*map(values.get, names, defaults))
             else:
-                writer.last += packed.pack(*map(values.get, names, defaults))
+                form(writer, values.get(names[0], defaults[0]))
         if not flexible:
             return
         given = [
