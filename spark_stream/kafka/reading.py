@@ -140,7 +140,7 @@ class PartitionReader:
 
     @property
     def has_records(self) -> bool:
-        """Whether :meth:`take` may return some, or an error."""
+        """Whether :meth:`take` may return bytes, or raise an error."""
         return bool(self._waiting) or self._fetcher.has_items
 
     def take(self, most_bytes: int) -> bytes:
@@ -152,6 +152,7 @@ class PartitionReader:
         found, used, before = list[bytes](), 0, self.position
         while fetched := self._next():
             rows = fetched.batch.num_rows
+            # The first record is sent in any case.
             size = fetched.batch.nbytes if rows > 1 or found else 0
             left = most_bytes - used
             if size > left:

@@ -29,9 +29,7 @@ def read_columns(schema: pa.Schema) -> list[str]:
 
 
 def as_records(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows of a topic with the columns of :data:`COLUMNS`."""
-    if TIMESTAMP.name not in rows.schema.names:
-        return rows
+    """Return rows of a typed topic, and their times, with the columns of :data:`COLUMNS`."""
     values = json_lines(rows.drop_columns([TIMESTAMP.name]), utf8=False)
     nothing = [pa.nulls(len(rows), DEFAULT_SCHEMA.field(name).type) for name in ("key", "headers")]
     arrays = [nothing[0], values.cast(pa.binary()), nothing[1], rows.column(TIMESTAMP.name)]

@@ -51,8 +51,9 @@ RECORDS_MAX: Final = 64 << 20
 REQUEST_BYTES_MAX: Final = 256 << 20
 """The most bytes of all records of a request, after decompression."""
 
-# A record has seven bytes beside its key, value and headers. Its time counts as eight.
-_COUNTED_PER_SENT_MAX: Final = 2
+# A record has seven bytes or more beside its key, value and headers. The check counts eight for its
+# time instead, so at most 8/7 of the bytes.
+_COUNTED_PER_BYTE_MAX: Final = 2
 
 _NO_ACKS: Final = 0
 
@@ -163,14 +164,16 @@ def _stamp(batch: Batch, rows: int) -> Stamp | None:
     return Stamp(batch.producer_id, batch.producer_epoch, last, first=first)
 
 
-def check_sizes(rows: pa.RecordBatch, topic: TopicDescription, sent_bytes: int) -> None:
-    """Check the records of a batch, which is stored as a whole. ``sent_bytes``: its size as sent.
+def check_sizes(rows: pa.RecordBatch, topic: TopicDescription, records_bytes: int) -> None:
+    """Check the records of a batch, which is stored as a whole.
+
+    ``records_bytes``: the bytes of its records in Kafka's form, without compression.
 
     Raises:
         RecordTooLarge: A record is larger than ``max.record.bytes`` of the topic.
     """
     largest = int(topic.config["max.record.bytes"])
-    is_small = is_default(topic.schema) and sent_bytes * _COUNTED_PER_SENT_MAX <= largest
+    is_small = is_default(topic.schema) and records_bytes * _COUNTED_PER_BYTE_MAX <= largest
     if is_small or rows.nbytes <= largest:
         return
     greatest = int(record_sizes(rows).max())
