@@ -7,7 +7,7 @@ Topic, partition and offset are added here, for whole batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
@@ -161,7 +161,10 @@ class View:
 
     @cached_property
     def _planned(self) -> pa.Schema:
-        return pa.schema([self.field(name) for name in self.requested])
+        return self._fields(self.requested)
+
+    def _fields(self, names: Iterable[str]) -> pa.Schema:
+        return pa.schema([self.field(name) for name in names])
 
     def field(self, name: str) -> pa.Field:
         """Return a column that the leader sends, even if it is not shown."""
@@ -198,7 +201,7 @@ class View:
         """
         sent, planned = batch.schema, self._planned
         if sent.names != planned.names:
-            planned = pa.schema([self.field(name) for name in sent.names])
+            planned = self._fields(sent.names)
         if all(map(conforms, sent, planned)):
             return batch
         with of_topic(self.topic):

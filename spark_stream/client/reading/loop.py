@@ -633,7 +633,7 @@ class Fetcher:
 
     def _receive(self, call: _FetchCall, frame: Received) -> None:
         if call.schema is None:
-            view = self._ranges[call.sendings[0][0].key].source.view
+            view = self._ranges[call.sendings[0].fetch.key].source.view
             call.schema = view.decoding(pa.ipc.read_schema(pa.py_buffer(frame.body)))
             self._consume(call, frame)
             return

@@ -57,6 +57,33 @@ def test_a_typed_topic_shows_its_own_and_metadata_on_request():
     assert shown_schema(TYPED).metadata is None
 
 
+@pytest.mark.parametrize(
+    ("view", "is_own"),
+    [
+        (View.of("t", DEFAULT_SCHEMA, ["key", "value", "timestamp"]), True),
+        (View.of("t", DEFAULT_SCHEMA), False),  # it adds columns
+        (View.of("t", TYPED), True),
+        (View.of("t", TYPED, ["name"]), True),
+        (View.of("t", TYPED, filter="id > 1"), True),
+        (View.of("t", TYPED, metadata=True), False),
+    ],
+)
+def test_a_view_that_adds_no_column_decodes_with_its_own_schema(view, is_own):
+    leaders = pa.schema([view.field(name) for name in view.requested], {"of": "the leader"})
+    assert (view.decoding(leaders) is view.schema) is is_own
+    body = sent(view).cast(leaders).serialize()
+    rows = pa.ipc.read_record_batch(pa.py_buffer(body), view.decoding(leaders))
+    assert view.of_chunk(rows, 0, 7, [(7, 3)]).schema.equals(view.schema, check_metadata=True)
+
+
+def test_a_view_decodes_other_columns_with_the_leaders_schema():
+    view = View.of("t", TYPED)
+    nullable = pa.schema([each.with_nullable(True) for each in TYPED])
+    wider = pa.schema([TYPED.field("id"), pa.field("name", pa.large_string())])
+    for leaders in (nullable, wider, pa.schema([TYPED.field("id")])):
+        assert view.decoding(leaders) is leaders
+
+
 def test_topic_partition_and_offset_are_added_by_the_client():
     default = View.of("t", DEFAULT_SCHEMA, headers=True)
     assert default.requested == ["key", "value", "timestamp", "headers"]
