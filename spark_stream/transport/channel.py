@@ -206,11 +206,14 @@ class SocketChannel:
         return result
 
     def flush(self) -> None:
-        """Send the output that waits for more."""
+        """Send the output that waits for more. During a hold, do nothing."""
         self.command(_change_nothing)
 
     def hold(self) -> None:
-        """Let the output of all threads wait until :meth:`release`, or for a second."""
+        """Defer the output of commands until any thread calls :meth:`release`.
+
+        Received data and ticks still send it, within a second.
+        """
         self._holds = True
 
     def release(self) -> None:

@@ -121,6 +121,11 @@ def test_frames_with_more_or_of_a_held_connection_are_sent_together_or_within_a_
     assert stream.send(b"4", more=True)
     received = [read.receive(20) for _ in range(4)]
     assert [each and each.header for each in received] == [b"1", b"2", b"3", b"4"]
+    stream.channel.hold()
+    assert stream.send(b"5")
+    assert (found := read.receive(20)) is not None  # the next tick sends it
+    assert found.header == b"5"
+    stream.channel.release()
     channel.close()
 
 

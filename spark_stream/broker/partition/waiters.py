@@ -144,7 +144,7 @@ class AppendResult(Struct):
     """The outcome of a checked message: appended, a duplicate, or without a good record.
 
     Without a ``pending`` acknowledgement it can be acknowledged now. ``woken`` has the callbacks of
-    the reads that it satisfies. Call them after the acknowledgement.
+    the reads that it satisfies. An acknowledgement on another connection comes before them.
     """
 
     appended: Appended

@@ -147,7 +147,7 @@ class Append:
         )
 
     def take_woken(self) -> tuple[WakeUp, ...]:
-        """Remove and return the callbacks of the reads to wake after the answer."""
+        """Remove and return the callbacks of the reads to wake."""
         return () if self._taken is None else self._taken.take_woken()
 
     def prepare(self) -> AttemptResult:

@@ -49,7 +49,7 @@ LINGER_S: Final = 0.01
 _LONE_MIN: Final = 4
 """The frames in a row that came one at a time, before an appending thread lingers."""
 _SERVED_BYTES_MAX: Final = 64 << 10
-"""The largest batch that an appending thread sends to few waiting readers itself."""
+"""The most encoded bytes of a batch that an appending thread sends to waiting readers itself."""
 WOKEN_HERE_MAX: Final = 4
 """The most reads that an appending thread wakes itself. Another thread wakes more.
 
@@ -101,7 +101,7 @@ class AppendStream:
 
     ``partition`` is the partition of batches without an envelope. ``start`` makes another thread
     call :meth:`work`. By default a thread of the pool does it. ``channel`` is the connection on
-    which these threads may linger.
+    which these threads may linger, and whose readers may get records before an acknowledgement.
     """
 
     def __init__(
@@ -368,6 +368,7 @@ class AppendStream:
         try:
             with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
                 tried = append.prepare()
+                # An answered batch is not encoded any more.
                 is_small = append.encoded_bytes <= _SERVED_BYTES_MAX
                 if tried is AttemptResult.UNJOINED:
                     tried = run(append.join())
@@ -404,7 +405,7 @@ class AppendStream:
         Then the acknowledgement follows these records in the same packet. In the other order, the
         client's thread with the acknowledgement would delay the one with the records.
         """
-        if len(woken) > WOKEN_HERE_MAX:
+        if self._channel is None or len(woken) > WOKEN_HERE_MAX:
             return None
         is_shared = any(getattr(each, "channel", None) is self._channel for each in woken)
         return self._channel if is_shared else None

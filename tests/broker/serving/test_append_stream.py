@@ -35,6 +35,17 @@ from tests.support import (
 )
 
 
+def note_calls(monkeypatch: pytest.MonkeyPatch, of: type, name: str, calls: list[str]) -> None:
+    """Append the name of a method to ``calls`` before each of its calls."""
+    call = getattr(of, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        return call(*args, **options)
+
+    monkeypatch.setattr(of, name, noted)
+
+
 def test_batch_has_the_reason_if_its_transaction_is_aborted_just_before_its_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,10 +231,15 @@ def test_a_reader_gets_its_records_in_the_packet_of_their_acknowledgement(
             return send(channel)
 
         monkeypatch.setattr(SocketChannel, "_send_some", note)
+        order = list[str]()
+        for of, name in ((FetchTask, "_run"), (AppendStream, "_answer")):
+            note_calls(monkeypatch, of, name, order)
         assert stream.append(0, None)["offset"] == 0
         assert waiting.receive(30) is not None  # the schema
         assert waiting.receive(30) is not None
         answers = list(sent)
+    records_first = ["_run", "_answer"]
+    assert order[:2] == (records_first if is_same else records_first[::-1])
     assert len(answers) == packets
     assert len(set(map(id, answers))) == packets
 
