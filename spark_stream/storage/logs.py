@@ -42,6 +42,10 @@ class FileLogs:
         """Return whether a topic's folder was made, and is missing."""
         return is_lost(self._disk, folder, topic_note(folder))
 
+    def forget_folder(self, folder: Path) -> None:
+        """Remove the note of a topic's folder. A later :meth:`make_folder` makes it again."""
+        self._disk.remove(topic_note(folder))
+
     def remove_folder(self, folder: Path) -> None:
         """Remove a topic's folder with its content durably, and its parent if that is empty then.
 

@@ -485,6 +485,11 @@ class Host:
             if record is not None and self.broker_id in (*record.replicas, *record.removing):
                 yield number
 
+    def _has_left(self, topic: Topic) -> bool:
+        """Return whether this broker has no replica of the topic. A missing record proves none."""
+        records = [self.record(topic, number) for number in range(topic.partitions)]
+        return None not in records and next(self._numbers_here(topic), None) is None
+
     def _assign(self, partitions: Iterable[Partition]) -> None:
         """Make each partition lead or follow, as its record says."""
         generation = self.generation
@@ -543,6 +548,8 @@ class Host:
         for topic in topics:
             here = set(self._numbers_here(topic))
             if not self._folders.has(topic):
+                if self._has_left(topic):
+                    self._folders.forget(topic)
                 continue
             for number in range(topic.partitions):
                 if number not in here and self.record(topic, number) is not None:
@@ -557,6 +564,8 @@ class Host:
     def _remove_rest(self, topic: Topic, number: int) -> None:
         self.upkeep.forget(topic.id, number)
         self._folders.remove_replica(topic, number)
+        if self._has_left(topic):
+            self._folders.forget(topic)
 
     def remove_files(self, topic: Topic) -> None:
         """Remove the folder of a deleted topic.

@@ -203,7 +203,8 @@ class TopicFolders:
             if starts and has_others:  # in a new generation, it leads no longer
                 self.doubts.append(lost)
             if alone:
-                hint = f"{_RESTORE} {_UNCLEAN}" if has_others else _RESTORE
+                may_elect = any(len(each.replicas) > 1 for each in alone)
+                hint = f"{_RESTORE} {_UNCLEAN}" if may_elect else _RESTORE
                 raise DamagedSegment(lost, hint=hint, path=str(folder))
             if not starts:
                 what = f"{lost} here: restart the broker"
@@ -248,6 +249,13 @@ class TopicFolders:
                 f"{topic.name}/{number} has lost entries, or its folder, or an fsync failed"
             )
         return log
+
+    def forget(self, topic: Topic) -> None:
+        """Allow the loss of the topic's folder: no replica is left. A failure is logged."""
+        try:
+            self._logs.forget_folder(self._directory.topic(topic.name, topic.id))
+        except IsologError:
+            logger.exception("cannot remove the note of the folder of %s", topic.name)
 
     def remove_replica(self, topic: Topic, number: int) -> None:
         """Remove the files of a replica that moved to another broker. A failure is logged."""

@@ -409,6 +409,28 @@ def test_a_lost_folder_outside_the_isr_is_filled_by_the_next_start_only(pair):
     grow(a, "t", "ab")
 
 
+@pytest.mark.parametrize("runs", [True, False])
+def test_the_folder_of_a_topic_whose_replicas_moved_away_may_be_lost(pair, runs):
+    a, b = pair
+    make(a, "t", "ab")
+    if not runs:
+        b.die()
+        shutil.rmtree(b.path / "topics" / "t")
+    record = a.record("t")
+    write(a, "t", replace(record, replicas=("a",), isr=record.isr[:1]))
+    if not runs:
+        b = a.around.start("b")
+    see(a.around)
+    if runs:
+        shutil.rmtree(b.path / "topics" / "t")
+    write(a, "t", replace(a.record("t"), replicas=("a", "b"), adding=("b",)))
+    see(a.around)
+    assert b.replica("t").log.intact
+    shutil.rmtree(b.path / "topics" / "t")
+    b.die()
+    assert a.around.start("b", "b's new logs").host.doubts  # the note is there again
+
+
 def test_a_removed_topic_leaves_no_note_of_its_folder(pair):
     a, b = pair
     make(a, "t", "ab")
