@@ -93,11 +93,12 @@ class Appends:
         kept = verdict.kept
         if _in_transaction(stamp) and verdict.flaw is not None:
             kept = 0
-        prepared, rows = None, None
+        prepared, rows, nbytes = None, None, 0
         if kept:
             rows = batch if kept == batch.num_rows else batch.slice(0, kept)
             prepared = log_format.prepare(log_format.conformed(rows), self._state.clock.wall_us())
-        return Candidate(prepared, rows, verdict.flaw)
+            nbytes = prepared.message.size if log_format.codec.is_plain else rows.nbytes
+        return Candidate(prepared, rows, verdict.flaw, nbytes)
 
     def take(
         self,

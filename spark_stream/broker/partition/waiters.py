@@ -132,12 +132,13 @@ class Candidate(Struct):
     """An inspected and encoded message. The rest of its append needs the partition's lock.
 
     ``prepared`` and ``rows`` are None if every record of the message is dropped. ``rows`` are the
-    admitted records, in the schema of their stream.
+    admitted records, in the schema of their stream. ``nbytes``: their size without compression.
     """
 
     prepared: PreparedBatch | None
     rows: pa.RecordBatch | None
     flaw: Flaw | None
+    nbytes: int = 0
 
 
 class AppendResult(Struct):

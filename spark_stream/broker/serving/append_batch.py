@@ -109,10 +109,9 @@ class Append:
         return 0 if self._batch is None else int(self._batch.nbytes)
 
     @property
-    def encoded_bytes(self) -> int:
-        """The size of the prepared batch as stored. 0 without one."""
-        prepared = None if self._candidate is None else self._candidate.prepared
-        return 0 if prepared is None else prepared.message.size
+    def prepared_bytes(self) -> int:
+        """The size of the prepared batch without compression. 0 without one."""
+        return 0 if self._candidate is None else self._candidate.nbytes
 
     @property
     def pending(self) -> Acknowledgement | None:

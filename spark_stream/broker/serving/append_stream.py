@@ -49,7 +49,7 @@ LINGER_S: Final = 0.01
 _LONE_MIN: Final = 4
 """The frames in a row that came one at a time, before an appending thread lingers."""
 _SERVED_BYTES_MAX: Final = 64 << 10
-"""The most encoded bytes of a batch that an appending thread sends to waiting readers itself."""
+"""The most bytes, without compression, of a batch that its thread sends to few readers itself."""
 WOKEN_HERE_MAX: Final = 4
 """The most reads that an appending thread wakes itself. Another thread wakes more.
 
@@ -368,8 +368,8 @@ class AppendStream:
         try:
             with _DEFERRED_WORK:  # afterwards it sends frames to followers and few readers
                 tried = append.prepare()
-                # An answered batch is not encoded any more.
-                is_small = append.encoded_bytes <= _SERVED_BYTES_MAX
+                # An answered batch is not kept.
+                is_small = append.prepared_bytes <= _SERVED_BYTES_MAX
                 if tried is AttemptResult.UNJOINED:
                     tried = run(append.join())
                 if tried is AttemptResult.READY:

@@ -49,6 +49,20 @@ def stable(partition: Partition) -> int:
     return int(partition.bounds().last_stable_offset)
 
 
+@pytest.mark.parametrize("compression", [Compression.NONE, Compression.ZSTD])
+def test_a_prepared_batch_has_its_size_without_compression(
+    tmp_path: Path, compression: Compression
+):
+    """Its thread serves readers of a small one, and decompression would take long."""
+    partition = opened(tmp_path)
+    partition.configure(LogFormat(NUMBERS, LogSettings(compression=compression)))
+    candidate = partition.appends.prepare(numbers(0, 100_000), None)
+    assert candidate.prepared is not None
+    is_compressed = compression is not Compression.NONE
+    assert (candidate.prepared.message.size < 700_000) is is_compressed
+    assert candidate.nbytes >= 800_000
+
+
 def test_readers_see_no_undecided_record_below_last_stable_offset(tmp_path: Path):
     """Odd transactions are aborted and even ones committed. Each has one batch.
 
