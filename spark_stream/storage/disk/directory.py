@@ -283,7 +283,8 @@ def topic_note(folder: Path) -> Path:
     """Return the path of the empty file that marks the folder of a topic as made.
 
     Without it, a topic whose folder was removed would look like one whose replicas moved here while
-    the broker was down. The note is made after the folder, and removed before it.
+    the broker was down. The note is made after the folder. It is removed before the folder, or with
+    the last replica of the topic.
     """
     topics = folder.parent.parent
     return topics.with_name("made") / folder.name
