@@ -21,7 +21,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.entries import RecordRun, end_within, stored_bytes
 from spark_stream.consistency.ids import BrokerId, Offset
-from spark_stream.consistency.isolation import Isolation, upper_bound
+from spark_stream.consistency.isolation import Bounds, Isolation, upper_bound
 from spark_stream.consistency.lakes import TopicLake
 from spark_stream.consistency.replication.follower import NOWHERE, Spot, nearest
 from spark_stream.consistency.transactions.transactions import Joined
@@ -300,7 +300,11 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
     """
     number, epoch = partition.number, int(partition.leader_epoch)
     facts = partition.facts() if asked.facts else None
-    bounds, offset = partition.bounds(), _place(partition, asked)
+    if asked.isolation is not Isolation.READ_UNCOMMITTED:
+        partition.check_hw_known()
+    bounds = partition.bounds(asked.isolation)
+    # From the same bounds: an offset above the log end would look like a truncated one.
+    offset = _place(partition, asked, bounds)
     if facts is not None and facts.high_watermark is not None:
         # All bounds are of one observation, with the start and the end of the log.
         facts = structs.replace(
@@ -329,10 +333,7 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
     return found
 
 
-def _place(partition: Partition, asked: AskedTopic) -> Offset:
-    if asked.isolation is not Isolation.READ_UNCOMMITTED:
-        partition.check_hw_known()
-    bounds = partition.bounds(asked.isolation)
+def _place(partition: Partition, asked: AskedTopic, bounds: Bounds) -> Offset:
     limit = upper_bound(bounds, asked.isolation)
     if asked.timestamp is not None:
         found = partition.log.offset_at(asked.timestamp, bounds.log_start_offset)

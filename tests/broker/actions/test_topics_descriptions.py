@@ -17,6 +17,7 @@ from spark_stream.broker.actions.topics import list_offsets, partition_facts
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.cli.options import Listing
 from spark_stream.cli.output.topics import show_topic
+from spark_stream.consistency.isolation import Bounds, Isolation
 from spark_stream.consistency.replication.bounds import BoundsState
 from spark_stream.consistency.transactions.transactions import Joined
 from spark_stream.scripts.steps import Describe
@@ -135,6 +136,27 @@ def test_the_bounds_of_an_answer_are_of_one_observation(around: Surroundings, mo
         assert found.log_start_offset <= found.facts.high_watermark <= found.log_end_offset
         assert found.facts.last_stable_offset == found.facts.high_watermark
         calls.append(1)
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+def test_an_offset_is_not_above_the_log_end_of_its_answer(
+    around: Surroundings, monkeypatch, isolation: Isolation
+):
+    """Otherwise a query takes the records between them for truncated ones."""
+    a = around.start("a")
+    make(a, "t", "a")
+    partition = a.partition("t")
+    partition.append(numbers(0, 5))
+    bounds = Partition.bounds
+
+    def later(self: Partition, *isolation: Isolation) -> Bounds:
+        found = bounds(self, *isolation)
+        partition.append(numbers(5, 5))
+        return found
+
+    monkeypatch.setattr(Partition, "bounds", later)
+    found = offsets(a, isolation=isolation).partitions[0]
+    assert found.offset <= found.log_end_offset
 
 
 @pytest.mark.parametrize("shape", list(Listing))
