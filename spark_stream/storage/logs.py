@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spark_stream.storage.disk.directory import is_lost, log_note, make_topic_folder, topic_note
+from spark_stream.storage.disk.directory import (
+    exists,
+    is_lost,
+    log_note,
+    make_topic_folder,
+    topic_note,
+)
 from spark_stream.storage.disk.disk import HOST_DISK, Disk
 from spark_stream.storage.format.log_format import LogFormat
 from spark_stream.storage.log.damage import CUT_FOLDER, CutFolder
@@ -43,18 +49,23 @@ class FileLogs:
         return is_lost(self._disk, folder, topic_note(folder))
 
     def forget_folder(self, folder: Path) -> None:
-        """Remove the note of a topic's folder. A later :meth:`make_folder` makes it again."""
-        self._disk.remove(topic_note(folder))
+        """Remove the note of a topic's folder durably. A later :meth:`make_folder` makes it again.
+
+        Raises:
+            StorageFailure: the note may be left.
+        """
+        note = topic_note(folder)
+        if exists(self._disk, note):
+            self._disk.remove(note)
+            self._disk.sync_directory(note.parent)
 
     def remove_folder(self, folder: Path) -> None:
         """Remove a topic's folder with its content durably, and its parent if that is empty then.
 
-        A power cut may restore the note alone.
-
         Raises:
             StorageFailure: a part of the folder may be left.
         """
-        self._disk.remove(topic_note(folder))
+        self.forget_folder(folder)
         self._disk.remove_tree(folder)
         self._disk.remove_empty_directory(folder.parent)
 

@@ -303,7 +303,7 @@ def log_note(directory: Path) -> Path:
 def make_log_directory(disk: Disk, directory: Path) -> None:
     """Make the directory of a log, then the note that it has begun. Fsync the names of both."""
     disk.make_directory(directory, forced=False)
-    if not _exists(disk, log_note(directory)):
+    if not exists(disk, log_note(directory)):
         disk.create(log_note(directory)).close()
     disk.sync_directory(directory.parent)
 
@@ -312,7 +312,7 @@ def make_topic_folder(disk: Disk, folder: Path) -> None:
     """Make the folder of a topic, then its note. Fsync the names of both, and of their parents."""
     disk.make_directory(folder)
     note = topic_note(folder)
-    if not _exists(disk, note):
+    if not exists(disk, note):
         disk.make_directory(note.parent)
         disk.create(note).close()
     disk.sync_directory(note.parent)
@@ -320,10 +320,11 @@ def make_topic_folder(disk: Disk, folder: Path) -> None:
 
 def is_lost(disk: Disk, directory: Path, note: Path) -> bool:
     """Return whether the directory was removed without its note."""
-    return _exists(disk, note) and directory.name not in disk.names(directory.parent)
+    return exists(disk, note) and directory.name not in disk.names(directory.parent)
 
 
-def _exists(disk: Disk, path: Path) -> bool:
+def exists(disk: Disk, path: Path) -> bool:
+    """Return whether there is a file at the path."""
     try:
         disk.size(path)
     except StorageFailure:

@@ -130,7 +130,7 @@ def _fail(*_: object, **__: object) -> None:
 class StubbornLogs(FileLogs):
     """Folders that cannot be removed."""
 
-    def remove(self, folder: Path) -> None:
+    def remove_folder(self, folder: Path) -> None:
         raise StorageFailure(f"{folder}: Input/output error")
 
 
