@@ -464,9 +464,12 @@ class Host:
             return
         settings = parse_settings(topic.config, self._settings.topic_defaults)
         replicas = {} if hosted is None else hosted.replicas
-        for number in sorted(replicas.keys() - wanted):
+        gone = sorted(replicas.keys() - wanted)
+        for number in gone:
             if self.record(topic, number) is not None:  # a missing record proves no move
                 self._remove_replica(topic, number, replicas.pop(number))
+        if gone and not wanted:
+            self._forget_unused_folder(topic)
         if added := sorted(wanted - replicas.keys()):
             self._open_replicas(topic, settings, added, replicas)
         fresh = HostedTopic(topic, settings, self._elsewhere, replicas)
@@ -485,10 +488,13 @@ class Host:
             if record is not None and self.broker_id in (*record.replicas, *record.removing):
                 yield number
 
-    def _has_left(self, topic: Topic) -> bool:
-        """Return whether this broker has no replica of the topic. A missing record proves none."""
-        records = [self.record(topic, number) for number in range(topic.partitions)]
-        return None not in records and next(self._numbers_here(topic), None) is None
+    def _forget_unused_folder(self, topic: Topic) -> None:
+        """Allow the loss of the topic's folder, which has no replica. A missing record may be one.
+
+        It looks at all partitions, so call it once for a topic.
+        """
+        if all(self.record(topic, number) for number in range(topic.partitions)):
+            self._folders.forget(topic)
 
     def _assign(self, partitions: Iterable[Partition]) -> None:
         """Make each partition lead or follow, as its record says."""
@@ -547,9 +553,9 @@ class Host:
         self.upkeep.keep_topics({each.id for each in topics})
         for topic in topics:
             here = set(self._numbers_here(topic))
+            if not here:
+                self._forget_unused_folder(topic)
             if not self._folders.has(topic):
-                if self._has_left(topic):
-                    self._folders.forget(topic)
                 continue
             for number in range(topic.partitions):
                 if number not in here and self.record(topic, number) is not None:
@@ -564,8 +570,6 @@ class Host:
     def _remove_rest(self, topic: Topic, number: int) -> None:
         self.upkeep.forget(topic.id, number)
         self._folders.remove_replica(topic, number)
-        if self._has_left(topic):
-            self._folders.forget(topic)
 
     def remove_files(self, topic: Topic) -> None:
         """Remove the folder of a deleted topic.
