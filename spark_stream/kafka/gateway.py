@@ -142,7 +142,7 @@ class ClientSocket:
             self._sock.settimeout(None if self._waits_itself else self._limit_s)
 
     def _send_at_once(self, data: bytes) -> int:
-        """Send what the client can receive without a wait. Return the number of bytes."""
+        """Send the bytes that fit into the socket, without a wait. Return their number."""
         if DONT_WAIT is None or not self._waits_itself:
             return 0
         try:

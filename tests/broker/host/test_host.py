@@ -428,7 +428,7 @@ def test_the_folder_of_a_topic_whose_replicas_moved_away_may_be_lost(pair, runs)
     assert b.replica("t").log.intact
     shutil.rmtree(b.path / "topics" / "t")
     b.die()
-    assert a.around.start("b", "b's new logs").host.doubts  # the note is there again
+    assert a.around.start("b", "b's new logs").host.doubts  # by a new note
 
 
 def test_a_removed_topic_leaves_no_note_of_its_folder(pair):

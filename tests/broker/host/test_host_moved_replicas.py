@@ -103,7 +103,7 @@ def test_the_note_of_a_folder_is_forced_by_a_second_attempt():
     logs, folder = FileLogs(disk), directory.topic("t", "id")
     logs.make_folder(folder)
     disk.remove(topic_note(folder))
-    disk.create(topic_note(folder)).close()  # by a process that died before its fsync
+    disk.create(topic_note(folder)).close()  # without an fsync
     logs.make_folder(folder)
     disk.crash(Random(0))
     disk.remove_tree(folder)
