@@ -212,8 +212,7 @@ class Consumer(ProcessBound):
             ...     [record.value for record in consumer.records(until="latest")]
             [b'a', b'b', b'c']
         """
-        for key, fetched in self._fetched(self.record_views(), until, timeout):
-            yield from self.records_of(key, fetched)
+        return self._records(self._fetched_records(until, timeout))
 
     def batches(
         self, until: str | None = None, timeout: float | None = None
@@ -321,20 +320,41 @@ class Consumer(ProcessBound):
         a commit is due, which may wait for a broker. Without ``waits`` it ends early for a commit
         too.
         """
-        position, member, seeks = self._position, self._member, self._seeks
-        needs_turn = None if member is None else member.needs_turn if waits else member.is_due
-        if self._heartbeats is not None:
-            needs_turn = self._heartbeats.record_activity
-        self._keep_lineage(key, fetched)
-        for record in records_of(key, fetched):
-            position[key] = record[2] + 1
-            if needs_turn is not None:
+        return self._records([(key, fetched)], waits=waits)
+
+    def _records(
+        self, batches: Iterable[tuple[Key, Fetched]], *, waits: bool = True
+    ) -> Iterator[Record]:
+        """Yield the records of the batches, as :meth:`records_of`.
+
+        One generator with a plain loop, because it runs for every record.
+        """
+        for key, fetched in batches:
+            position, member, seeks = self._position, self._member, self._seeks
+            needs_turn = None if member is None else member.needs_turn if waits else member.is_due
+            if self._heartbeats is not None:
+                needs_turn = self._heartbeats.record_activity
+            self._keep_lineage(key, fetched)
+            records = records_of(key, fetched)
+            if needs_turn is None:
+                for record in records:
+                    position[key] = record[2] + 1
+                    yield record
+                    if self._seeks != seeks:
+                        self._stop_fetcher()  # the next one begins after this record
+                        break
+                else:
+                    position[key] = fetched.next
+                continue
+            for record in records:
+                position[key] = record[2] + 1
                 self._handed_out = key, record[2]
-            yield record
-            if self._seeks != seeks or (needs_turn is not None and needs_turn()):
-                self._stop_fetcher()  # the next one begins after this record
-                return
-        position[key] = fetched.next
+                yield record
+                if self._seeks != seeks or needs_turn():
+                    self._stop_fetcher()
+                    break
+            else:
+                position[key] = fetched.next
 
     def batch_of(self, key: Key, fetched: Fetched) -> pa.RecordBatch:
         """Return a fetched batch, which may have no rows. The position moves past it."""
@@ -550,6 +570,12 @@ class Consumer(ProcessBound):
             if found is None:
                 return
             yield found
+
+    def _fetched_records(
+        self, until: str | None, timeout: float | None
+    ) -> Iterator[tuple[Key, Fetched]]:
+        """Yield fetched batches for :meth:`records`. The first step checks the consumer."""
+        yield from self._fetched(self.record_views(), until, timeout)
 
     def fetches(
         self,
