@@ -89,7 +89,7 @@ class Failure(Struct, eq=False):
 
 
 class Failures:
-    """The unreported failures of a producer, in order."""
+    """The unreported failures of a producer, in order, and what is not settled yet."""
 
     def __init__(self, lifetime: Lifetime | None = None) -> None:
         self.lifetime = lifetime or present_lifetime()
@@ -100,6 +100,8 @@ class Failures:
         self.first: IsologError | None = None
         """The first error since :meth:`clear`, reported or not."""
         self.answers = ChannelWaits()
+        self.unsettled: set[SpreadPromise | Outcomes] = set()
+        """The batches with an unsettled part."""
 
     def add(self, failure: Unreported) -> None:
         """Add a failure, just before its futures are settled."""
@@ -237,18 +239,21 @@ class SpreadPromise:
         self._lock = failures.lock
         self._left = parts
         self._settlements: list[tuple[int, Settlement]] = []
+        self._unsettled = failures.unsettled
+        self._unsettled.add(self)
 
     def settle(self, first: int, settlement: Settlement) -> None:
         """Settle a part. ``first`` is the row of its first record in the batch."""
         if self._parts == 1:
             self.promise.settle(settlement if isinstance(settlement, Written) else settlement.error)
-            return
-        with self._lock:
-            self._settlements.append((first, settlement))
-            self._left -= 1
-            if self._left:
-                return
-        self.promise.settle(self._whole())
+        else:
+            with self._lock:
+                self._settlements.append((first, settlement))
+                self._left -= 1
+                if self._left:
+                    return
+            self.promise.settle(self._whole())
+        self._unsettled.discard(self)
 
     def give_up(self, error: IsologError) -> None:
         """Fail the batch if it is not settled."""
@@ -316,6 +321,7 @@ class Outcomes:
         self._given_up: Failure | None = None  # of the rows that are not settled
         self._part_of: Rows | None = None  # the part of each row, None for a single part
         self._places: Rows | None = None  # the place of each row in its part
+        failures.unsettled.add(self)
 
     def spread(self, parts: Sequence[Rows]) -> None:
         """Split the rows into parts that are settled separately, before any is settled."""
@@ -347,6 +353,8 @@ class Outcomes:
             outcome = self._outcome(promise.row)
             assert outcome is not None
             promise.fulfil(*outcome)
+        if len(self._settled) == self._parts:
+            self._failures.unsettled.discard(self)
 
     def give_up(self, error: IsologError) -> None:
         """Fail all rows that are not settled."""
