@@ -27,7 +27,6 @@ def run(world: World, turns: Turns, rounds: int) -> None:
     _transactions(world, turns, rounds // 4)
     _to_consumer(world, turns, rounds)
     _rates(world, turns)
-    _many(world, turns)
 
 
 def _acknowledged(world: World, turns: Turns, rounds: int) -> None:
@@ -160,7 +159,7 @@ def _rates(world: World, turns: Turns) -> None:
     world.delete(topic)
 
 
-def _many(world: World, turns: Turns) -> None:
+def many(world: World, turns: Turns) -> None:
     """Producers of single rows on many connections, without and with consumers."""
     sides = {
         KAFKA: ("kafka", world.kafka.bootstrap, world.kafka.process.pid),

@@ -27,7 +27,7 @@ from bench.kafka.turns import Figures, Turns
 from bench.kafka.world import PARTITIONS, World
 from bench.spark_bench import session
 
-PARTS: Final = ("read", "write", "typed", "small", "clients", "disk", "memory")
+PARTS: Final = ("read", "write", "typed", "small", "clients", "disk", "memory", "many")
 _RESULTS: Final = Path(__file__).parent.parent / "results"
 
 
@@ -93,6 +93,8 @@ def _measured(parts: Sequence[str], given: argparse.Namespace) -> Iterator[list[
                 "clients": lambda: clients.run(world, turns, given.rounds),
                 "disk": lambda: costs.disk(world, turns),
                 "memory": lambda: costs.memory(world, turns, renewed),  # ends the world's session
+                # Last, because brokers keep memory of many connections.
+                "many": lambda: clients.many(world, turns),
             }
             try:
                 for part in parts:
