@@ -18,7 +18,7 @@ Figure = dict[str, Any]
 """One figure as it is in a file of results."""
 
 LESS_IS_BETTER = frozenset(
-    {"us", "ms", "s", "MiB", "KiB", "files", "% of a core", "switches", "calls"}
+    {"ns a row", "us", "ms", "s", "MiB", "KiB", "files", "% of a core", "switches", "calls"}
 )
 """Units of costs. The other units are rates."""
 

@@ -1,7 +1,8 @@
-"""The costs of small writes, counted: processor time, changes of threads and system calls.
+"""The costs of writes, counted: processor time, changes of threads and system calls.
 
 Counts hold on every machine and beside other load, unlike times. A voluntary context switch is a
-wait of a thread. The client and the broker need one for each message that they wait for.
+wait of a thread. The client and the broker need one for each message that they wait for. Of a
+million rows, each stage of the client is measured alone, and the rest is what is left of the whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +25,11 @@ import pyarrow as pa
 from msgspec import Struct
 
 import spark_stream as isolog
-from bench.records import values
+from bench.records import batch_of, values
 from bench.results import Results
+from spark_stream.client.writing.partitioner import partitions_by, routed
 from spark_stream.client.writing.producer import Producer
-from spark_stream.datasource.values.content import measure
+from spark_stream.datasource.values.content import measure, sum_measures
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.transactions import WrittenRows, commit, open_branch
 
@@ -35,6 +38,11 @@ _WARM_UPS: Final = 50
 _TRACED_PART: Final = 10
 """A tenth of the operations is repeated under strace, which makes them slow."""
 _SHOWN_MAX: Final = 5
+KEYED: Final = "where-keyed"
+_BATCH_ROWS: Final = 25_000
+"""The sink joins Spark's batches to about this many rows of 110 bytes."""
+_BATCHES: Final = 40
+_TIMES: Final = 5
 
 Operation = Callable[[], object]
 
@@ -134,7 +142,7 @@ def counted_calls(pid: int, summary: Path) -> Iterator[CallCounts]:
 
 
 def run(log: isolog.Log, place: Path, results: Results, operations: int) -> None:
-    """One row, a transaction of one row, and a micro-batch of 20 rows by the sink's calls."""
+    """One row, a transaction of one row, and the sink's writes of 20 and of a million rows."""
     one = pa.record_batch({"value": values(1)})
     log.create_topic(TOPIC, schema=one.schema, partitions=1)
     broker = log.status().pid
@@ -156,15 +164,28 @@ def run(log: isolog.Log, place: Path, results: Results, operations: int) -> None
         _account("a transaction of one row", write, operations // 5, broker, place, results)
     batches = MicroBatches(log, pa.record_batch({"value": values(20)}))
     _account("a micro-batch of 20 rows", batches.write, operations // 5, broker, place, results)
+    _million(log, broker, results)
     log.delete_topic(TOPIC)
+    log.delete_topic(KEYED)
 
 
 class MicroBatches:
     """Micro-batches of one task by the calls of the sink, without Spark."""
 
-    def __init__(self, log: isolog.Log, rows: pa.RecordBatch) -> None:
+    def __init__(
+        self,
+        log: isolog.Log,
+        rows: pa.RecordBatch,
+        topic: str = TOPIC,
+        partition: int | None = 0,
+        batches: int = 1,
+    ) -> None:
+        """``batches``: how often a micro-batch has the rows. ``partition``: None for keys."""
         self._log = log
         self._rows = rows
+        self._topic = topic
+        self._partition = partition
+        self._batches = batches
         self._sink = uuid.uuid4().hex
         self._batch = 0
 
@@ -173,9 +194,12 @@ class MicroBatches:
         connection, topics = self._log._connection, self._log._topics
         identity = BranchIdentity(f"sink/{self._sink}", self._sink, self._sink, self._batch)
         branch = open_branch(connection, identity)
-        content = {TOPIC: measure(self._rows)}
+        parts = []
         with Producer(connection, topics, branch=branch) as producer:
-            producer.append(TOPIC, self._rows, partition=0)
+            for _ in range(self._batches):
+                producer.append(self._topic, self._rows, partition=self._partition)
+                parts.append({self._topic: measure(self._rows)})
+        content = sum_measures(parts)
         commit(connection, [WrittenRows(identity, content, branch)], self._batch)
         self._batch += 1
 
@@ -210,3 +234,48 @@ def _account(
             note = ", ".join(f"{call} {calls / traced:.1f}" for call, calls in most)
             every = sum(counts.calls.values()) / traced
             results.add(f"{name}: {side}, system calls", "calls", measured=every, note=note)
+
+
+def _million(log: isolog.Log, broker: int, results: Results) -> None:
+    """A million rows with keys over two partitions: nanoseconds of processor time for a row."""
+    rows = batch_of("keyed", _BATCH_ROWS)
+    log.create_topic(KEYED, 2)
+    write = MicroBatches(log, rows, KEYED, None, _BATCHES).write
+    write()
+    written = _TIMES * _BATCHES * _BATCH_ROWS
+    processes = {"client": os.getpid(), "broker": broker}
+    before = {side: thread_costs(pid) for side, pid in processes.items()}
+    began = time.perf_counter()
+    for _ in range(_TIMES):
+        write()
+    took = time.perf_counter() - began
+    results.add("a million rows", "rows/s", measured=written / took)
+    spent = {}
+    for side, pid in processes.items():
+        used = costs_between(before[side], thread_costs(pid))
+        spent[side] = 1000 * sum(each.cpu_us for each in used.values()) / written
+        results.add(f"a million rows: {side}, processor", "ns a row", measured=spent[side])
+    complete = batch_of("kafka", _BATCH_ROWS).select(["key", "value", "timestamp"])
+    stages = {
+        "digest of the rows": lambda: measure(rows),
+        "partitions of the keys": lambda: partitions_by(rows, ["key"], 2, 0),
+        "order by partition": lambda: routed(rows, ["key"], 2, 0),
+        "encoding": lambda: complete.serialize(),
+    }
+    alone = {stage: _cpu_ns(work) / _BATCH_ROWS for stage, work in stages.items()}
+    alone["order by partition"] -= alone["partitions of the keys"]
+    for stage, each in alone.items():
+        results.add(f"a million rows: client, {stage}", "ns a row", measured=each)
+    rest = spent["client"] - sum(alone.values())
+    results.add("a million rows: client, the rest", "ns a row", measured=rest)
+
+
+def _cpu_ns(work: Callable[[], object]) -> float:
+    """Return the least processor time of some calls."""
+    work()
+    took = []
+    for _ in range(_TIMES):
+        began = time.process_time_ns()
+        work()
+        took.append(time.process_time_ns() - began)
+    return min(took)
