@@ -43,6 +43,9 @@ _BATCH_ROWS: Final = 25_000
 """The sink joins Spark's batches to about this many rows of 110 bytes."""
 _BATCHES: Final = 40
 _TIMES: Final = 5
+_PAUSE_S: Final = 0.05
+"""Between two micro-batches, Spark plans for about this long."""
+_PAUSES: Final = 100
 
 Operation = Callable[[], object]
 
@@ -164,6 +167,10 @@ def run(log: isolog.Log, place: Path, results: Results, operations: int) -> None
         _account("a transaction of one row", write, operations // 5, broker, place, results)
     batches = MicroBatches(log, pa.record_batch({"value": values(20)}))
     _account("a micro-batch of 20 rows", batches.write, operations // 5, broker, place, results)
+    for pause_s in (0.0, _PAUSE_S):
+        when = f"after a pause of {1000 * pause_s:.0f} ms" if pause_s else "in a loop"
+        took_ms = _p50_ms(batches.write, pause_s)
+        results.add(f"a micro-batch of 20 rows, {when}, p50", "ms", measured=took_ms)
     _million(log, broker, results)
     log.delete_topic(TOPIC)
     log.delete_topic(KEYED)
@@ -268,6 +275,16 @@ def _million(log: isolog.Log, broker: int, results: Results) -> None:
         results.add(f"a million rows: client, {stage}", "ns a row", measured=each)
     rest = spent["client"] - sum(alone.values())
     results.add("a million rows: client, the rest", "ns a row", measured=rest)
+
+
+def _p50_ms(work: Operation, pause_s: float) -> float:
+    took = []
+    for _ in range(_PAUSES):
+        time.sleep(pause_s)
+        began = time.perf_counter()
+        work()
+        took.append(1000 * (time.perf_counter() - began))
+    return sorted(took)[_PAUSES // 2]
 
 
 def _cpu_ns(work: Callable[[], object]) -> float:

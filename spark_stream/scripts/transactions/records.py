@@ -11,7 +11,7 @@ The record of a sink whose id expired is moved to another key.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, Final, ParamSpec
 
 from msgspec.structs import replace
 
@@ -49,6 +49,8 @@ from spark_stream.scripts.steps import (
     Refresh,
     Script,
 )
+
+_LISTED_ALONE: Final = 10  # transactions whose joins are listed one by one
 
 P = ParamSpec("P")
 Rule = Callable[Concatenate[Transaction, P], Outcome]
@@ -235,18 +237,29 @@ def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str
     """Remove the joins of transactions (number and id) that are finished on record.
 
     Return the transactions that are decided but not finished: their joins are still needed. Joins
-    of open transactions stay too: these are finished later.
+    of open transactions stay too: these are finished later. A record is read once for all
+    transactions of its id, and many joins with one request.
     """
-    pending, gone = [], []
+    records: dict[str, Transaction | None] = {}
+    pending: list[tuple[int, str]] = []
+    finished: set[int] = set()
     for number, transactional_id in ended:
-        found = yield from read(transactional_id)
+        if transactional_id not in records:
+            records[transactional_id] = yield from read(transactional_id)
+        found = records[transactional_id]
         if found is not None and found.number == number and found.state in DECIDED:
             pending.append((number, transactional_id))
         elif found is None or found.number != number or found.state is not State.OPEN:
-            gone += [
-                Delete(each.key, each.version)
-                for each in (yield from ListRecords(joins_of(number)))
-            ]
+            finished.add(number)
+    joins: list[StoreRecord] = []
+    if len(finished) > _LISTED_ALONE:
+        joins += yield from ListRecords(JOINS)
+    else:
+        for number in sorted(finished):
+            joins += yield from ListRecords(joins_of(number))
+    gone = [
+        Delete(each.key, each.version) for each in joins if decode_join(each).number in finished
+    ]
     if gone:
         yield from DeleteMany(gone)
     return pending

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from isolog.errors import InvalidTransaction, IsologError
 from spark_stream.cluster.stores.sqlite import SqliteStore
+from spark_stream.cluster.transactions import join_of
 from spark_stream.consistency.transactions import events as rules
 from spark_stream.consistency.transactions.transactions import (
     Allotted,
@@ -22,7 +23,7 @@ from spark_stream.consistency.transactions.transactions import (
     State,
     Transaction,
 )
-from spark_stream.scripts.steps import CatchUp, Get, PutMany
+from spark_stream.scripts.steps import CatchUp, DeleteMany, Get, ListRecords, PutMany
 from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
 from spark_stream.scripts.transactions.records import (
@@ -208,3 +209,20 @@ def test_joins_are_removed_once_the_transaction_is_finished_on_record():
     on.run(change("x", as_judge(lambda found: rules.finish(found, 1))))
     assert on.run(delete_joins(ended)) == []
     assert on.run(read_joins()) == []
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_joins_of_many_transactions_are_removed_with_few_requests(count: int):
+    """An id with short transactions ends hundreds between two sweeps."""
+    on = in_memory()
+    begin(on, "x")
+    for number in range(1, count + 1):
+        puts = [join_of("x", number, Joined("t", "id", part)) for part in range(2)]
+        on.store.put_many(puts)
+    on.store.put_many([join_of("other", count + 1, Joined("t", "id", 0))])
+    on.run(change("x", as_judge(lambda found: replace(found, number=count + 2))))
+    on.steps.clear()
+    assert on.run(delete_joins((number, "x") for number in range(1, count + 1))) == []
+    assert [each.number for each in on.run(read_joins())] == [count + 1]
+    kinds = [type(step) for step in on.steps[:-1]]
+    assert kinds == [Get, *[ListRecords] * (count if count < 10 else 1), DeleteMany]
