@@ -133,6 +133,7 @@ class SqliteStore:
 
     def __init__(self, path: Path, clock: Clock | None = None) -> None:
         self._path = path
+        self._named = _Named(path)
         self._clock = clock or SystemClock()
         self._reading = threading.Lock()
         self._committing = threading.Lock()
@@ -141,7 +142,7 @@ class SqliteStore:
         # SQLite's stamp and the revision at the last look, and the answer until the stamp changes.
         self._unchanged: tuple[tuple[int], int] | None = None
         self._nothing = Changes(0, {}, complete=True)
-        with ExitStack() as undo, self._named():
+        with ExitStack() as undo, self._named:
             check_header(path)  # before anything is made beside a file that is not ours
             self._place = StorePlace(path)
             undo.callback(self._place.close)
@@ -221,7 +222,7 @@ class SqliteStore:
     ) -> Changes:
         # Every broker calls this many times a second, mostly without a change: it has to be fast.
         if self._lost is not None or not self._place.is_unchanged():
-            with self._named():
+            with self._named:
                 self._look()
             if self._place.is_overwritten:
                 return self._none_since(since)
@@ -232,7 +233,7 @@ class SqliteStore:
                 stamp = None  # the code below reports the error, or waits for a busy file
             if stamp is not None and self._unchanged == (stamp, since):
                 return self._nothing
-        with self._named(), self._reading:
+        with self._named, self._reading:
             (stamp,) = self._fetch(_STAMP)
             changes = self._changes_since(since, prefixes)
             if not self._place.is_unchanged():
@@ -274,7 +275,7 @@ class SqliteStore:
         return Changes(counters[_REVISION], changed, complete)
 
     def close(self) -> None:
-        with self._named():
+        with self._named:
             if self._closed:
                 return
             self._closed = True
@@ -318,7 +319,7 @@ class SqliteStore:
             MetadataLost: the file was overwritten, or other brokers have another file open.
             StorageFailure: the open copy is damaged.
         """
-        with self._named(), self._turn(self._begin):  # excludes changes of the open file
+        with self._named, self._turn(self._begin):  # excludes changes of the open file
             try:
                 with self._reading:
                     self._place.write_back(self._reader)
@@ -383,7 +384,7 @@ class SqliteStore:
                 raise MetadataLost(f"the metadata store {self._path} is not at its path")
 
     def _read(self, statement: str, *arguments: str) -> Sequence[StoreRecord]:
-        with self._named():
+        with self._named:
             with self._reading:
                 rows = self._fetch(statement, *arguments)
             if self._place.is_overwritten:
@@ -410,7 +411,7 @@ class SqliteStore:
     def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
         """Carry out a change, together with all others that wait by then. Return its answers."""
         if self._lost is not None:  # brokers retry all the time: this costs no turn in the line
-            with self._named():
+            with self._named:
                 self._check_in_place()
         self._waiting.append(mine)
         with self._committing:
@@ -437,7 +438,7 @@ class SqliteStore:
 
     def _commit(self, group: Sequence[_Waiting[Any]]) -> None:
         """Carry out all changes of the group, or none."""
-        with self._named(), self._turn(self._begin):
+        with self._named, self._turn(self._begin):
             try:
                 self._check_in_place()
                 before = revision = _counter(self._writer, _REVISION)
@@ -513,11 +514,21 @@ class SqliteStore:
             hint="A broker on this store may be stopped: continue or end it, then try again.",
         )
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, ValueError, OSError) as error:
+
+class _Named:
+    """A block whose errors of SQLite and of files become those of a metadata store.
+
+    One object for all calls, because a transaction of one row makes 15.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (sqlite3.Error, ValueError, OSError)):
             text, path = f"metadata store {self._path}: {error}", str(self._path)
             if _is_full(error) or _is_read_only(error):
                 raise MetadataUnavailable(
