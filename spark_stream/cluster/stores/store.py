@@ -7,8 +7,7 @@ A record's version is the revision of its last change, so it is positive and nev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -203,8 +202,10 @@ class TimedStore:
         return self._store.lost
 
     def get(self, key: str, *, fresh: bool = True) -> StoreRecord | None:
-        with self._reading(counts=fresh):
-            return self._store.get(key, fresh=fresh)
+        if not fresh:
+            return self._store.get(key, fresh=False)
+        with self._reading():
+            return self._store.get(key)
 
     def list(self, prefix: str) -> Sequence[StoreRecord]:
         with self._reading():
@@ -218,8 +219,10 @@ class TimedStore:
         fresh: bool = True,
         known: bool = False,
     ) -> Changes:
-        with self._reading(counts=fresh):
-            return self._store.changes(since, prefixes, fresh=fresh, known=known)
+        if not fresh:
+            return self._store.changes(since, prefixes, fresh=False, known=known)
+        with self._reading():
+            return self._store.changes(since, prefixes, known=known)
 
     def put(self, key: str, value: Mapping[str, Any], expected: int) -> int | None:
         with self._writing():
@@ -237,28 +240,42 @@ class TimedStore:
         with self._writing():
             return self._store.delete_many(deletes)
 
-    def _reading(self, *, counts: bool = True) -> AbstractContextManager[None]:
-        return self._timed("read", self._reads) if counts else nullcontext()
+    def _reading(self) -> _TimedCall:
+        return _TimedCall("read", self._reads, self._errors)
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            with self._timed("write", self._writes):
-                yield
-        except MetadataRefused:
-            raise  # the fault of this change, not of the store
-        except StorageFailure as error:
-            self.write_failure = error
-            raise
-        self.write_failure = None
+    def _writing(self) -> _TimedWrite:
+        return _TimedWrite(self, "write", self._writes, self._errors)
 
-    @contextmanager
-    def _timed(self, kind: str, histogram: Histogram) -> Iterator[None]:
-        began = perf_counter()
-        try:
-            yield
-        except IsologError:
-            self._errors.add(kind)
-            raise
-        finally:
-            histogram.observe(perf_counter() - began)
+
+class _TimedCall:
+    """A call of a store: its duration, and its failure if it has one."""
+
+    def __init__(self, kind: str, histogram: Histogram, errors: NamedCounts) -> None:
+        self._kind = kind
+        self._histogram = histogram
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, IsologError):
+            self._errors.add(self._kind)
+        self._histogram.observe(perf_counter() - self._began)
+
+
+class _TimedWrite(_TimedCall):
+    """A change of a store, which keeps the error if the store takes no changes."""
+
+    def __init__(
+        self, store: TimedStore, kind: str, histogram: Histogram, errors: NamedCounts
+    ) -> None:
+        super().__init__(kind, histogram, errors)
+        self._store = store
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        super().__exit__(kind, error, trace)
+        if error is None:
+            self._store.write_failure = None
+        elif isinstance(error, StorageFailure) and not isinstance(error, MetadataRefused):
+            self._store.write_failure = error  # a refusal is the fault of the change
