@@ -222,7 +222,7 @@ class Pending(Struct):
     values: list[bytes | None] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)
     _headed: list[tuple[int, Headers]] = field(default_factory=list)
-    _placed: list[tuple[int, int]] = field(default_factory=list)
+    placed: list[tuple[int, int]] = field(default_factory=list)
     _timed: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -251,7 +251,7 @@ class Pending(Struct):
         """Remove the last row, which is incomplete."""
         for each in (self.keys, self.values, self.moments):
             del each[row:]
-        for listed in (self._placed, self._headed, self._timed):
+        for listed in (self.placed, self._headed, self._timed):
             if listed and listed[-1][0] >= row:
                 listed.pop()
 
@@ -265,7 +265,7 @@ class Pending(Struct):
         timestamp: int | None,
     ) -> None:
         if partition is not None:
-            self._placed.append((row, partition))
+            self.placed.append((row, partition))
         if headers:
             self._headed.append((row, headers))
         if timestamp is not None:
@@ -310,10 +310,10 @@ class Pending(Struct):
     def parts(self, partitions: int, keyless: int) -> list[Part]:
         """Split the records by partition: the requested one, else their key's, else ``keyless``."""
         batch = self.batch()
-        if not self._keyed and not self._placed:
+        if not self._keyed and not self.placed:
             return [(keyless, batch, np.arange(len(batch)))]
         places = partitions_of(batch.column("key"), partitions, keyless)
-        for row, partition in self._placed:
+        for row, partition in self.placed:
             places[row] = partition
         return list(split(batch, places))
 

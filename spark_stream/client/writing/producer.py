@@ -180,7 +180,8 @@ class Producer(ProcessBound):
             value = as_bytes("value", value)
         size = _RECORD_FIXED_BYTES if value is None else _RECORD_FIXED_BYTES + len(value)
         if key is not None:
-            key = as_bytes("key", key) or b""
+            if not isinstance(key, bytes):
+                key = as_bytes("key", key) or b""
             size += len(key)
         plain = partition is None or type(partition) is int
         if plain and headers is None and timestamp is None:

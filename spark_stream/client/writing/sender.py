@@ -193,13 +193,13 @@ class Sender:
             if partition is not None and not 0 <= partition < pending.partitions:
                 return None
             pending.left -= size
-            if partition is not None:
-                return pending.add(key, value, partition)
             # `add` is inlined here, because this runs for every record.
             values = pending.values
             promise: RecordPromise = _new(RecordPromise)
             promise._outcomes, promise.row = pending.outcomes, len(values)
             try:
+                if partition is not None:
+                    pending.placed.append((promise.row, partition))
                 pending.keys.append(key)
                 values.append(value)
                 pending.moments.append(time_ns())
