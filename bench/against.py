@@ -47,7 +47,10 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Whether it fell by more than 3 %, given the spread."""
+        """``fell`` if the figure is more than 3 % worse in every pair, or a text for other cases.
+
+        The text is ``fell, within the spread`` if only the median is so much worse, else empty.
+        """
         if self.gain >= _FALL_MOST:
             return ""
         return "fell" if self.gain_most < _FALL_MOST else "fell, within the spread"

@@ -149,9 +149,9 @@ class BrokerConfig(BaseSettings):
     the time for which an idle producer is remembered. ``scrub_bytes_per_second``: the speed at
     which segments are read to detect damage. With 0 they are not read. ``scrub_seconds``: the least
     time between the starts of two such passes. ``housekeeping_seconds``: the pause between two
-    checks for segments to roll or to remove. ``mapped_reads``: whether readers of this host may map
-    the log's files. ``log_level``: the least level that is logged. ``topic``: the defaults of
-    topics (``segment.bytes`` …).
+    rounds that roll and remove segments, remove expired producers, and store high watermarks.
+    ``mapped_reads``: whether readers of this host may map the log's files. ``log_level``: the least
+    level that is logged. ``topic``: the defaults of topics (``segment.bytes`` …).
     """
 
     model_config = SettingsConfigDict(env_prefix="ISOLOG_", extra="forbid", frozen=True)

@@ -183,6 +183,8 @@ def _after_tags(data: memoryview, at: int) -> int:
 def answer(request: KafkaRequest, values: Mapping[str, Any]) -> list[bytes]:
     """Return the parts of an answer, with its length.
 
+    A failed login without a frame of SaslAuthenticate gets no answer: the list is empty.
+
     Args:
         request: The request.
         values: The fields of the response. Others have their defaults.

@@ -254,7 +254,10 @@ class KafkaGateway:
                     self.counts.accepted += 1
                     self.counts.connections = len(self._connections)
             if present >= CONNECTIONS_MAX:
-                logger.warning("more Kafka clients than %d are refused", CONNECTIONS_MAX)
+                logger.warning(
+                    "refusing a Kafka client: the gateway already has %d connections, its maximum",
+                    CONNECTIONS_MAX,
+                )
             if is_full:
                 sock.close()
                 continue

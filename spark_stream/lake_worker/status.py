@@ -23,14 +23,14 @@ from spark_stream.lake_worker.iceberg import IcebergTables
 from spark_stream.wire.topic_messages import TopicDescription
 
 ABSENT_MS: Final = 300_000
-"""A worker is absent without a report for this time and twice the freshness, as for the alert."""
+"""A worker is absent without a report for this time plus twice the freshness, as for the alert."""
 
 
 class WorkerState(StrEnum):
     """The state of a lake's worker, by its reports."""
 
     REPORTING = "reporting"
-    """It reported in the last 5 minutes and twice the freshness. It may have ended since."""
+    """It reported in the last 5 minutes plus twice the freshness. It may have ended since."""
     ABSENT = "absent"
     STOPPED = "stopped"
     """It ended because a person has to decide."""

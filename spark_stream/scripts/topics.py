@@ -280,7 +280,7 @@ def _was_changed(name: str) -> InvalidTopic:
 
 
 def announce_making(topic: Topic, brokers: Iterable[BrokerId], maker: BrokerId) -> Script[None]:
-    """Record that the broker ``maker`` makes the topic, and the brokers that may get its files."""
+    """Record the topic that ``maker`` will create, and the brokers that may get its files."""
     left = LeftOver(topic, tuple(sorted(brokers)), maker)
     yield from PutRecord(REMOVED + topic.id, encode_left_over(left), 0)
 

@@ -259,7 +259,7 @@ class ListSinks(Call[SinkList], name="list-sinks", needs=described):
 
 
 class DeleteSink(Call[None], name="delete-sink", needs=on_transaction(DELETE)):
-    """Delete a sink and the number of its last committed batch.
+    """Delete a sink with its record of the last committed batch.
 
     INVALID_TRANSACTION while a batch is being written.
     """

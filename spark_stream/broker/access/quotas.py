@@ -184,5 +184,5 @@ class Throttle:
         return self._quotas.charge(self._caller, self._operation, nbytes)
 
     def seconds_left(self, mark: int) -> float:
-        """Return the wait for the mark."""
+        """Return the seconds until the charge of this mark is paid."""
         return self._quotas.seconds_left(self._caller, self._operation, mark)

@@ -53,7 +53,7 @@ _BALANCE_S: Final = 3.0
 
 
 def handing_over(host: Host, members: Members) -> Script[int]:
-    """Hand over all partitions that the broker leads. Return the number of moved ones."""
+    """Hand over the led partitions that another live replica can lead. Return their number."""
     generation = host.generation
     if generation is None:
         return 0

@@ -328,7 +328,8 @@ class ReplicaRole:
             log.reset(at)
             core.reset(at, now)
             logger.warning(
-                "%s: the log ended below the log start; it was emptied and begins at offset %d",
+                "%s: the log ended below the start that a trim has set; it was emptied and begins"
+                " at offset %d",
                 self._state.name,
                 trimmed,
             )

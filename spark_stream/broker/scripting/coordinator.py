@@ -248,9 +248,9 @@ class StreamJoins:
         self._writer: tuple[int, int, int] | None = None
 
     def has_joined(self, at: Partition, stamp: Stamp) -> bool:
-        """Return whether the partition has joined, and the writer belongs to the transactional id.
+        """Return whether the partition has joined, and this stream has checked the writer's id.
 
-        A join by another stream's batch does not prove the second condition.
+        A join by another stream's batch does not prove that the writer belongs to the id.
         """
         return self._writer == _writer_of(stamp) and at.transactions.has_joined(
             stamp.transaction, stamp.producer_id

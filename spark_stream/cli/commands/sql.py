@@ -92,9 +92,10 @@ def sql(
 ) -> None:
     """Run a statement of DuckDB's SQL in which topics are tables.
 
-    All topics of a statement are read up to the ends at its start, with
-    --isolation read_atomic up to one cut. Removed records are read from the tables of lakes.
-    By default only committed records are read, unlike in isolog consume. Needs the extra sql.
+    Each topic is read up to the end that it has when the statement starts. With
+    --isolation read_atomic these ends are one cut. Removed records are read from the tables of
+    lakes. By default only committed records are read, unlike in isolog consume. Needs the
+    extra sql.
 
     \b
     isolog sql "SHOW TABLES"

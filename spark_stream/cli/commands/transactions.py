@@ -403,9 +403,10 @@ def list_sinks(
 def delete(
     sink_id: SinkId, bootstrap: Bootstrap = None, path: LogPath = None, yes: Yes = False
 ) -> None:
-    """Delete a sink with the number of its last committed batch. Another query may then use its id.
+    """Delete a sink. Another query may then use its id.
 
-    If the query of the sink starts again and retries that batch, the batch is written twice.
+    The log forgets the sink's last committed batch. If the query of the sink starts again and
+    retries that batch, the batch is written twice.
 
     \b
     isolog sinks delete sink/departures --path data/ --yes

@@ -445,7 +445,8 @@ def mapped_batches(
     """Yield a run's records as batches with their facts, as if the leader had sent them.
 
     Raises:
-        CannotMap: The bytes there are not those of the leader.
+        CannotMap: The file ends before the bytes, they cannot be decoded, or they are not those of
+            the leader.
         SchemaMismatch: A value does not fit these columns.
     """
     stored = pa.schema([field for field in columns if field.name != TIMESTAMP.name])

@@ -149,10 +149,10 @@ class Fetcher:
     and their credit is not returned. :data:`TOGETHER` bounds their size.
 
     ``arrived``: called on any thread when :meth:`take` has something to return. It must not block.
-    A thread that waits for it may read :attr:`channel` itself.
+    A thread that waits for this call may receive from the connection :attr:`channel` itself.
 
-    ``_lock`` guards the core, and is held without blocking. :meth:`stop` takes no lock, because the
-    garbage collector may call it on any thread, by closing a generator.
+    ``_lock`` guards the core. A thread that holds it makes no blocking call. :meth:`stop`
+    takes no lock, because the garbage collector may call it on any thread, by closing a generator.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class Polling:
         self._batch: tuple[Key, Fetched, Iterator[Record]] | None = None
 
     def wait(self) -> bool:
-        """Wait for a batch with records to take. Return whether there is one."""
+        """Wait for the next batch, which may have no records. Return False if none came in time."""
         if self._batch is None:
             found = next(self._fetches, None)
             if found is not None:

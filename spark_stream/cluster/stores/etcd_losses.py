@@ -143,7 +143,7 @@ class EtcdLosses:
                 endpoint, answer = self._client.probe(TXN, asked)
                 if answer.get("succeeded"):
                     logger.error(
-                        "reported lost metadata to other brokers in etcd at %s: %s",
+                        "etcd at %s has lost metadata. A key in it tells the other brokers: %s",
                         endpoint,
                         change,
                     )

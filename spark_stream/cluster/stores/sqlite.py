@@ -409,7 +409,10 @@ class SqliteStore:
             time.sleep(_READ_PAUSE_S)
 
     def _change(self, mine: _Waiting[_A]) -> Sequence[_A]:
-        """Carry out a change, together with all others that wait by then. Return its answers."""
+        """Queue a change, and wait for its commit. Return its answers.
+
+        The first thread that gets its turn commits all queued changes together.
+        """
         if self._lost is not None:  # brokers retry all the time: this costs no turn in the line
             with self._named:
                 self._check_in_place()

@@ -182,8 +182,8 @@ class Table:
         if self.stopped is not None:
             raise LakeStopped(
                 f"the table {self.at} was changed by others: {self.stopped}",
-                hint="Decide whether the table stays as it is."
-                " A new lake at another location has all records that the log has.",
+                hint="The worker writes no more into this table. Create a lake at another location:"
+                " it copies the records that the log still has.",
                 table=self.at,
                 version=self.version,
             )

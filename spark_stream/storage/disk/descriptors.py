@@ -4,10 +4,11 @@ The descriptor of a file that was not used recently is closed. The next use open
 loses no write error: the next fsync of the file reports an error that was not reported yet, even
 through another descriptor (Linux 4.17 and later, which PostgreSQL relies on too).
 
-*Early writes* send appended bytes to the disk before an fsync. To start such a write can take as
-long as the disk is behind. An append would hold its partition's lock during that time, so a
-separate thread does it. The bytes in that thread's queue are bounded. Beyond the bound the
-appending thread does it, and becomes as slow as the disk. So a later fsync never has much to write.
+*Early writes* send appended bytes to the disk before an fsync. If the disk has a backlog, even the
+call that starts such a write waits for it. An append would hold its partition's lock during that
+time, so a separate thread does it. The bytes in that thread's queue are bounded. Beyond the bound
+the appending thread does it, and becomes as slow as the disk. So a later fsync never has much to
+write.
 """
 
 from __future__ import annotations

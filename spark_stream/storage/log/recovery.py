@@ -83,7 +83,9 @@ class OpenedLog(Struct, frozen=True):
 def open_files(
     directory: Path, log_format: LogFormat, disk: Disk, losing: Callable[[], None]
 ) -> OpenedLog:
-    """Open the existing files. ``losing``: as in :class:`~spark_stream.storage.logs.FileLogs`.
+    """Open the existing files.
+
+    ``losing`` is called before the log gives up records that it may have acknowledged.
 
     Raises:
         DamagedSegment: a file that cannot be rebuilt is missing.

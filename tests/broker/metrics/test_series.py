@@ -233,7 +233,10 @@ def test_metrics_show_the_state_that_clients_show(shown, client, ten):
         idle = ReaderSession(owner, 45_000, Isolation.READ_COMMITTED, 1_000 * round(STALLED_S))
 
         def all_states() -> tuple[dict[str, str], dict[str, str]]:
-            """The states in metrics and in the client. Heartbeats of ``hangs`` come in between."""
+            """Return the state of each consumer in the metrics and in the client.
+
+            The idle session is recorded again before, because heartbeats of ``hangs`` replace it.
+            """
             driver.run(record_heartbeat("client", "hangs", idle, claim=True))
             found = scraped(shown.metrics_address).of("isolog_consumer_state")
             in_metrics = {

@@ -172,7 +172,7 @@ def test_open_survives_a_crash_while_it_moves_segments(tmp_path, fails_at):
     assert holds_exactly(log, 4)
 
 
-def test_remains_of_a_failed_roll_do_not_end_the_segment_before_them(tmp_path):
+def test_reappeared_files_of_a_failed_roll_do_not_cut_the_previous_segment(tmp_path):
     """After a power cut, the next segment's names may reappear, although the roll removed them."""
     log = PartitionLog.open(tmp_path, format_of())
     append_next(log)

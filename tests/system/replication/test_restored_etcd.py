@@ -21,7 +21,7 @@ from tests.support import NUMBERS, eventually, numbers
 
 pytestmark = [pytest.mark.chaos, *needs_etcd]
 
-REPORTED = "reported lost metadata to other brokers in etcd"
+REPORTED = "has lost metadata. A key in it tells the other brokers"
 
 
 @pytest.fixture
