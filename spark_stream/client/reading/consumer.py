@@ -212,7 +212,7 @@ class Consumer(ProcessBound):
             ...     [record.value for record in consumer.records(until="latest")]
             [b'a', b'b', b'c']
         """
-        return self._records(self._fetched_records(until, timeout))
+        return self._records(self._fetched(self.record_views, until, timeout))
 
     def batches(
         self, until: str | None = None, timeout: float | None = None
@@ -233,7 +233,7 @@ class Consumer(ProcessBound):
             DataLoss: Records that were read were removed by a failover.
             ConsumerFenced: Another consumer has taken the name over.
         """
-        for key, fetched in self._fetched(self.batch_views(), until, timeout):
+        for key, fetched in self._fetched(self.batch_views, until, timeout):
             batch = self.batch_of(key, fetched)
             if batch.num_rows:
                 yield batch
@@ -327,7 +327,7 @@ class Consumer(ProcessBound):
     ) -> Iterator[Record]:
         """Yield the records of the batches, as :meth:`records_of`.
 
-        One generator with a plain loop, because it runs for every record.
+        One generator with plain loops, because they run for every record.
         """
         for key, fetched in batches:
             position, member, seeks = self._position, self._member, self._seeks
@@ -563,19 +563,13 @@ class Consumer(ProcessBound):
             raise InvalidRequest("the consumer is closed", hint="Create another consumer.")
 
     def _fetched(
-        self, view_of: Callable[[str], View], until: str | None, timeout: float | None
+        self, views: Callable[[], Callable[[str], View]], until: str | None, timeout: float | None
     ) -> Iterator[tuple[Key, Fetched]]:
         """Yield fetched batches, until ``timeout`` seconds pass without a record."""
-        for found in self.fetches(view_of, until, Patience(timeout)):
+        for found in self.fetches(views(), until, Patience(timeout)):
             if found is None:
                 return
             yield found
-
-    def _fetched_records(
-        self, until: str | None, timeout: float | None
-    ) -> Iterator[tuple[Key, Fetched]]:
-        """Yield fetched batches for :meth:`records`. The first step checks the consumer."""
-        yield from self._fetched(self.record_views(), until, timeout)
 
     def fetches(
         self,

@@ -288,14 +288,14 @@ class Sender:
         least = self._settings.buffer_bytes // _LEAST_PART
         room = max(size, least * len(parts))
         self._check_may_take(room)
-        with _WholeChange(self):
+        with _Whole(self), _Change(self):
             return self._append(known, parts, room)
 
     def _append(self, known: TopicDescription, parts: Sequence[Part], room: int) -> Promise:
-        whole = SpreadPromise(len(parts), self.failures)
         with self._lock:
             self.buffer.reserve(room)
             share = Share(room, 1, len(parts), self.buffer.take())
+        whole = SpreadPromise(len(parts), self.failures)
         with self._order:
             if known.name in self._pending:
                 self._hand_over(known.name)
@@ -343,7 +343,7 @@ class Sender:
     def discard(self, error: IsologError) -> None:
         """Settle all unsettled records with the error. They may be in the log."""
         check_not_inside(self)
-        with _WholeChange(self), self._order:
+        with _Whole(self), _Change(self), self._order:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
                 self._pending.clear()
@@ -357,7 +357,7 @@ class Sender:
     def close(self) -> None:
         """Refuse new records. The streams end when all batches are settled."""
         self.buffer.close(InvalidRequest("the producer is closed", hint="Create another producer."))
-        with _WholeChange(self):
+        with _Whole(self), _Change(self):
             self._loop.event(self._core.close)
 
     def _end_with_program(self) -> None:
@@ -420,12 +420,6 @@ class Sender:
             self._inside.pop(ident, None)
         return frame is not None
 
-    def _is_whole_after(self, error: BaseException, *, puts_back: bool = False) -> bool:
-        """Return whether a change that ended with this error left nothing incomplete."""
-        if isinstance(error, IsologError) or error is self._loop.recovered:
-            return True
-        return error is self.buffer.interrupted or (puts_back and error is self._put_back)
-
     def _give_up(self) -> None:
         """Fail all unsettled records, which may be in the log, and refuse new ones."""
         what = "an exception of a signal handler interrupted the producer while it sent"
@@ -434,7 +428,9 @@ class Sender:
         with self._lock:
             self._pending.clear()
             self._open.clear()
-        for each in list(self.failures.unsettled):
+        unsettled = list(self.failures.unsettled)
+        self.failures.unsettled.clear()
+        for each in unsettled:
             each.give_up(UnknownOutcome(what))
         self.buffer.abandon()
 
@@ -465,7 +461,7 @@ class Sender:
             self._send_waiting(topic)
 
     def _send_waiting(self, topic: str) -> None:
-        with _WholeChange(self, puts_back=True):
+        with _Whole(self), _Change(self, puts_back=True):
             with self._order:
                 self._hand_over(topic)
             self._loop.carry_out()
@@ -484,6 +480,7 @@ class Sender:
                 self._seal(pending)
         for place, (known, pending) in enumerate(waiting):
             if not pending.values:  # an exception of a signal handler came before the first one
+                self.failures.unsettled.discard(pending.outcomes)
                 self.buffer.release(Share(pending.size, 0, 1, pending.flushes))
                 continue
             count = len(known.partitions)
@@ -550,12 +547,16 @@ class _Whole:
 
 
 class _Change:
-    """A block that an exception of a signal handler leaves incomplete."""
+    """A block that an exception of a signal handler leaves incomplete.
 
-    __slots__ = ("_ident", "_is_outermost", "_sender")
+    ``puts_back``: an interrupted hand-over returns its records, and so is not incomplete.
+    """
 
-    def __init__(self, sender: Sender) -> None:
+    __slots__ = ("_ident", "_is_outermost", "_puts_back", "_sender")
+
+    def __init__(self, sender: Sender, *, puts_back: bool = False) -> None:
         self._sender = sender
+        self._puts_back = puts_back
 
     def __enter__(self) -> None:
         self._ident = get_ident()
@@ -563,39 +564,13 @@ class _Change:
         self._sender._changing.add(self._ident)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._is_outermost and (error is None or self._sender._is_whole_after(error)):
+        if self._is_outermost and (error is None or self._is_whole_after(error)):
             self._sender._changing.discard(self._ident)
 
-
-class _WholeChange(_Whole):
-    """A :class:`_Whole` that is a :class:`_Change` too. One block costs three calls less than two.
-
-    ``puts_back``: an interrupted hand-over returns its records, and so is not incomplete.
-    """
-
-    __slots__ = ("_is_outermost_change", "_puts_back")
-
-    def __init__(self, sender: Sender, *, puts_back: bool = False) -> None:
-        self._sender = sender
-        self._puts_back = puts_back
-
-    def __enter__(self) -> None:
+    def _is_whole_after(self, error: BaseException) -> bool:
         sender = self._sender
-        self._ident = ident = get_ident()
-        self._is_outermost = not sender._is_inside()
-        if self._is_outermost:
-            sender._inside[ident] = sys._getframe(1)
-        # An exception can end this method after the next line. Then the mark is left.
-        self._is_outermost_change = self._is_outermost or ident not in sender._changing
-        sender._changing.add(ident)
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        sender = self._sender
-        if self._is_outermost_change and (
-            error is None or sender._is_whole_after(error, puts_back=self._puts_back)
-        ):
-            sender._changing.discard(self._ident)
-        if error is not None:
-            super().__exit__(kind, error, trace)
-        elif self._is_outermost:
-            sender._inside.pop(self._ident, None)
+        if isinstance(error, IsologError) or error is sender._loop.recovered:
+            return True
+        if error is sender.buffer.interrupted:
+            return True
+        return self._puts_back and error is sender._put_back

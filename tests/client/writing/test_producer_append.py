@@ -8,7 +8,13 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from isolog.errors import InvalidRecord, SchemaMismatch, UnknownPartition, UnknownTopic
+from isolog.errors import (
+    InvalidRecord,
+    InvalidRequest,
+    SchemaMismatch,
+    UnknownPartition,
+    UnknownTopic,
+)
 from spark_stream import Written
 from spark_stream.client.connecting.router import Router
 from spark_stream.schema.schemas import HEADERS_TYPE, TIMESTAMP_TYPE, stored_schema
@@ -356,3 +362,13 @@ def test_the_error_names_the_unknown_column_not_an_optional_one(log, topic):
     batch = pa.record_batch({"value": pa.array([b"x"]), "zz": pa.array([1])})
     with log.producer() as producer, pytest.raises(SchemaMismatch, match="column 'zz'"):
         producer.append(topic, batch).result()
+
+
+def test_a_refused_append_leaves_nothing_behind(log, topic):
+    log.create_topic(topic, schema="n int")
+    producer = log.producer()
+    producer.close()
+    for _ in range(10):
+        with pytest.raises(InvalidRequest, match="closed"):
+            producer.append(topic, pa.table({"n": pa.array([1], pa.int32())}), partition=0)
+    assert not producer._sender.failures.unsettled

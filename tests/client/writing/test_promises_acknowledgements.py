@@ -109,7 +109,8 @@ def test_an_acknowledgement_below_offset_0_cannot_be_made(offset, count):
 
 @given(st.lists(st.sampled_from(["written", "refused", "unknown", "gone"]), min_size=1, max_size=5))
 def test_a_batch_over_partitions_is_acknowledged_with_all_its_parts(kinds):
-    whole = SpreadPromise(len(kinds), Failures())
+    failures = Failures()
+    whole = SpreadPromise(len(kinds), failures)
     parts: dict[str, Settlement] = {
         "written": Written("t", 0, 50, 4),
         "refused": Unacknowledged(
@@ -120,7 +121,9 @@ def test_a_batch_over_partitions_is_acknowledged_with_all_its_parts(kinds):
     }
     for number, kind in enumerate(kinds):
         assert not whole.promise.done()
+        assert failures.unsettled == {whole}
         whole.settle(number * 4, parts[kind])
+    assert not failures.unsettled
     error = whole.promise.exception(0)
     if set(kinds) == {"written"}:
         assert whole.promise.result(0).count == 4 * len(kinds)

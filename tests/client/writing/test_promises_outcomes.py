@@ -48,7 +48,8 @@ def gone() -> Unacknowledged:
     st.data(),
 )
 def test_each_row_has_the_outcome_of_its_place_in_its_part(places, looked_early, failing, data):
-    outcomes, promises = sent(len(places))
+    failures = Failures()
+    outcomes, promises = sent(len(places), failures)
     watched = [promises[row] for row in looked_early if row < len(promises)]
     half = len(watched) // 2
     assert not any(each.done() for each in watched[:half])
@@ -61,7 +62,9 @@ def test_each_row_has_the_outcome_of_its_place_in_its_part(places, looked_early,
         whole = written(len(rows), 100 * number, 10 + number)
         half = replace(whole, count=len(rows) // 2)
         failed = refused(half if half.count else None)
+        assert failures.unsettled == {outcomes}
         outcomes.settle(number, len(rows), failed if number in failing else whole)
+    assert not failures.unsettled
     for number, rows in enumerate(parts):
         kept = len(rows) // 2 if number in failing else len(rows)
         for place, row in enumerate(rows.tolist()):
