@@ -521,7 +521,7 @@ class SqliteStore:
 class _Named:
     """A block whose errors of SQLite and of files become those of a metadata store.
 
-    One object for all calls, because a transaction of one row makes 15.
+    A store has one such object for all calls and threads. It has no state.
     """
 
     def __init__(self, path: Path) -> None:

@@ -244,7 +244,7 @@ class TimedStore:
         return _TimedCall("read", self._reads, self._errors)
 
     def _writing(self) -> _TimedWrite:
-        return _TimedWrite(self, "write", self._writes, self._errors)
+        return _TimedWrite(self)
 
 
 class _TimedCall:
@@ -267,10 +267,8 @@ class _TimedCall:
 class _TimedWrite(_TimedCall):
     """A change of a store, which keeps the error if the store takes no changes."""
 
-    def __init__(
-        self, store: TimedStore, kind: str, histogram: Histogram, errors: NamedCounts
-    ) -> None:
-        super().__init__(kind, histogram, errors)
+    def __init__(self, store: TimedStore) -> None:
+        super().__init__("write", store._writes, store._errors)
         self._store = store
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

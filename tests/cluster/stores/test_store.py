@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from isolog.errors import MetadataUnavailable
+from isolog.errors import IsologError, MetadataRefused, MetadataUnavailable, StorageFailure
 from spark_stream.cluster.stores.sqlite import SqliteStore
 from spark_stream.cluster.stores.store import MetadataStore, TimedStore, end_of
 from spark_stream.counting import Histogram, NamedCounts
@@ -121,6 +122,34 @@ def test_write_failure_lasts_until_a_successful_change(tmp_path: Path):
         assert timed.put("big", {}, 0) is not None
         assert timed.write_failure is None
     assert errors.read() == {"write": 1}
+
+
+def test_a_refused_change_is_no_write_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The change is at fault. The store takes others, and a failure before it lasts."""
+    store = SqliteStore(tmp_path / "metadata.sqlite")
+    errors = NamedCounts()
+    timed = TimedStore(store, Histogram(), Histogram(), errors)
+    with closing(timed):
+        monkeypatch.setattr(store, "put", failing(MetadataRefused("too large")))
+        with pytest.raises(MetadataRefused):
+            timed.put("key", {}, 0)
+        assert timed.write_failure is None
+        failure = StorageFailure("no disk")
+        monkeypatch.setattr(store, "put", failing(failure))
+        with pytest.raises(StorageFailure):
+            timed.put("key", {}, 0)
+        monkeypatch.setattr(store, "put", failing(MetadataRefused("too large")))
+        with pytest.raises(MetadataRefused):
+            timed.put("key", {}, 0)
+        assert timed.write_failure is failure
+    assert errors.read() == {"write": 3}
+
+
+def failing(error: IsologError) -> Callable[..., object]:
+    def fail(*_: object) -> object:
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize("kind", OF_PROCESSES)
