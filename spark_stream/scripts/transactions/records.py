@@ -50,7 +50,7 @@ from spark_stream.scripts.steps import (
     Script,
 )
 
-_LISTED_ALONE: Final = 10  # transactions whose joins are listed one by one
+_LISTED_ALONE: Final = 10  # beyond this many ended transactions, all joins are listed at once
 
 P = ParamSpec("P")
 Rule = Callable[Concatenate[Transaction, P], Outcome]
@@ -237,8 +237,10 @@ def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str
     """Remove the joins of transactions (number and id) that are finished on record.
 
     Return the transactions that are decided but not finished: their joins are still needed. Joins
-    of open transactions stay too: these are finished later. A record is read once for all
-    transactions of its id, and many joins with one request.
+    of open transactions stay too: these are finished later.
+
+    A record is read once for all transactions of its id. The joins of more than ten transactions
+    are found with one request, which lists those of the whole cluster.
     """
     records: dict[str, Transaction | None] = {}
     pending: list[tuple[int, str]] = []
