@@ -47,9 +47,9 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """``fell`` if the figure is more than 3 % worse in every pair, or a text for other cases.
+        """``fell``: more than 3 % worse in each pair. ``fell, within the spread``: in the median.
 
-        The text is ``fell, within the spread`` if only the median is so much worse, else empty.
+        Otherwise the text is empty.
         """
         if self.gain >= _FALL_MOST:
             return ""

@@ -27,11 +27,13 @@ from msgspec import Struct
 import spark_stream as isolog
 from bench.records import batch_of, values
 from bench.results import Results
+from spark_stream.client.writing.batches import completed
 from spark_stream.client.writing.partitioner import partitions_by, routed
 from spark_stream.client.writing.producer import Producer
 from spark_stream.datasource.values.content import measure, sum_measures
 from spark_stream.datasource.writing.identity import BranchIdentity
 from spark_stream.datasource.writing.transactions import WrittenRows, commit, open_branch
+from spark_stream.schema.schemas import DEFAULT_SCHEMA, fitted
 
 TOPIC: Final = "where"
 _WARM_UPS: Final = 50
@@ -262,11 +264,12 @@ def _million(log: isolog.Log, broker: int, results: Results) -> None:
         used = costs_between(before[side], thread_costs(pid))
         spent[side] = 1000 * sum(each.cpu_us for each in used.values()) / written
         results.add(f"a million rows: {side}, processor", "ns a row", measured=spent[side])
-    complete = batch_of("kafka", _BATCH_ROWS).select(["key", "value", "timestamp"])
+    complete = fitted(completed(rows), DEFAULT_SCHEMA)
     stages = {
         "digest of the rows": lambda: measure(rows),
-        "partitions of the keys": lambda: partitions_by(rows, ["key"], 2, 0),
-        "order by partition": lambda: routed(rows, ["key"], 2, 0),
+        "missing columns": lambda: completed(rows),
+        "partitions of the keys": lambda: partitions_by(complete, ["key"], 2, 0),
+        "order by partition": lambda: routed(complete, ["key"], 2, 0),
         "encoding": lambda: complete.serialize(),
     }
     alone = {stage: _cpu_ns(work) / _BATCH_ROWS for stage, work in stages.items()}
@@ -287,7 +290,7 @@ def _p50_ms(work: Operation, pause_s: float) -> float:
     return sorted(took)[_PAUSES // 2]
 
 
-def _cpu_ns(work: Callable[[], object]) -> float:
+def _cpu_ns(work: Operation) -> float:
     """Return the least processor time of some calls."""
     work()
     took = []
