@@ -254,8 +254,8 @@ def status(
     """Show the tables of a lake, and the records that they lack.
 
     The lag counts offsets up to the last stable offset, so also those of aborted records.
-    Exit code 3 if a person has to decide. Exit code 4 if the tables lack records, and the last
-    report of a worker is older than 5 minutes plus twice the freshness.
+    Exit code 3 if a person has to decide. Exit code 4 if the tables lack records, and no worker has
+    reported in the last 5 minutes plus twice the freshness.
 
     \b
     isolog lake status shop --path data/
