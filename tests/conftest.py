@@ -37,8 +37,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # that time, and takes half of Spark's processor time. (Spark's launcher reads this variable.)
 os.environ["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # A collection in a forked child would destroy Flight servers of earlier tests, and wait for their
-# threads, which the child does not have.
-os.register_at_fork(before=gc.collect)
+# threads, which the child does not have. So a child collects no garbage of its parent. A collection
+# before each fork would take a second.
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 for name in ("ISOLOG_PATH", "ISOLOG_BOOTSTRAP", "ISOLOG_DIR", "ISOLOG_LISTEN"):
     os.environ.pop(name, None)
 
