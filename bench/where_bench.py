@@ -1,8 +1,8 @@
 """The costs of writes, counted: processor time, changes of threads and system calls.
 
 Counts hold on every machine and beside other load, unlike times. A voluntary context switch is a
-wait of a thread. The client and the broker need one for each message that they wait for. Of a
-million rows, each stage of the client is measured alone, and the rest is what is left of the whole.
+wait of a thread. The client and the broker need one for each message that they wait for. For
+a million rows, each stage of the client is measured alone. The rest is the difference to the whole.
 """
 
 from __future__ import annotations
@@ -213,17 +213,26 @@ class MicroBatches:
         self._batch += 1
 
 
+def _processes(broker: int) -> dict[str, int]:
+    """Return the process ids of both sides."""
+    return {"client": os.getpid(), "broker": broker}
+
+
+def _costs(act: Operation, count: int, broker: int) -> dict[str, Threads]:
+    """Return the costs of ``count`` operations by side."""
+    processes = _processes(broker)
+    before = {side: thread_costs(pid) for side, pid in processes.items()}
+    for _ in range(count):
+        act()
+    return {side: costs_between(before[side], thread_costs(pid)) for side, pid in processes.items()}
+
+
 def _account(
     name: str, act: Operation, count: int, broker: int, place: Path, results: Results
 ) -> None:
     for _ in range(_WARM_UPS):
         act()
-    processes = {"client": os.getpid(), "broker": broker}
-    before = {side: thread_costs(pid) for side, pid in processes.items()}
-    for _ in range(count):
-        act()
-    for side, pid in processes.items():
-        used = costs_between(before[side], thread_costs(pid))
+    for side, used in _costs(act, count, broker).items():
         switches = sum(each.switches for each in used.values()) / count
         cpu_us = sum(each.cpu_us for each in used.values()) / count
         results.add(
@@ -234,7 +243,7 @@ def _account(
         )
         results.add(f"{name}: {side}, processor", "ms", measured=cpu_us / 1000)
     traced = max(1, count // _TRACED_PART)
-    for side, pid in processes.items():
+    for side, pid in _processes(broker).items():
         with counted_calls(pid, place / "strace") as counts:
             for _ in range(traced):
                 act()
@@ -252,16 +261,12 @@ def _million(log: isolog.Log, broker: int, results: Results) -> None:
     write = MicroBatches(log, rows, KEYED, None, _BATCHES).write
     write()
     written = _TIMES * _BATCHES * _BATCH_ROWS
-    processes = {"client": os.getpid(), "broker": broker}
-    before = {side: thread_costs(pid) for side, pid in processes.items()}
     began = time.perf_counter()
-    for _ in range(_TIMES):
-        write()
+    costs = _costs(write, _TIMES, broker)
     took = time.perf_counter() - began
     results.add("a million rows", "rows/s", measured=written / took)
     spent = {}
-    for side, pid in processes.items():
-        used = costs_between(before[side], thread_costs(pid))
+    for side, used in costs.items():
         spent[side] = 1000 * sum(each.cpu_us for each in used.values()) / written
         results.add(f"a million rows: {side}, processor", "ns a row", measured=spent[side])
     complete = fitted(completed(rows), DEFAULT_SCHEMA)
