@@ -34,7 +34,7 @@ _SHARED: Final = """
 **Others used the machine at the same time.** The figures of single turns are noisy, and rates are
 lower than on an otherwise idle machine. The processor time, further down, is less affected.
 """
-_LESS: Final = "Less is better; a ratio to another contender is above 1 where isolog is better."
+_LESS: Final = "Less is better. A ratio to another contender is above 1 where isolog is better."
 _TEMPLATE: Final = Path(__file__).parent / "page.md"
 
 

@@ -220,7 +220,7 @@ class DirectoryLock:
         raise self._in_use(directory)
 
     def _in_use(self, directory: Path) -> DirectoryInUse:
-        """Return the error. It names the process that holds the lock, if that is known."""
+        """Return the error, with the id of the process that holds the lock if it is readable."""
         text, path = f"another broker serves {directory}", str(directory)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
             pid = int(json.loads(self._facts.read_text())["pid"])

@@ -405,7 +405,7 @@ def delete(
 ) -> None:
     """Delete a sink. Another query may then use its id.
 
-    The log forgets the sink's last committed batch. If the query of the sink starts again and
+    The record of its last committed batch is deleted too. If the query of the sink starts again and
     retries that batch, the batch is written twice.
 
     \b

@@ -89,7 +89,7 @@ class Failure(Struct, eq=False):
 
 
 class Failures:
-    """The unreported failures of a producer, in order, and what is not settled yet."""
+    """The unreported failures of a producer, in order, and its unsettled batches."""
 
     def __init__(self, lifetime: Lifetime | None = None) -> None:
         self.lifetime = lifetime or present_lifetime()

@@ -50,7 +50,7 @@ from spark_stream.scripts.steps import (
     Script,
 )
 
-_LISTED_ALONE: Final = 10  # beyond this many ended transactions, all joins are listed at once
+_LISTED_ALONE: Final = 10  # above this number of ended transactions, one request lists all joins
 
 P = ParamSpec("P")
 Rule = Callable[Concatenate[Transaction, P], Outcome]
