@@ -52,6 +52,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def open_files(pid: int | str = "self") -> dict[int, str]:
+    """Return the target of each descriptor of a process, without those that are closed meanwhile.
+
+    Linux only.
+    """
+    found = {}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found[int(number)] = os.readlink(f"/proc/{pid}/fd/{number}")
+    return found
+
+
 class BrokerProcess(LocalBroker):
     """A broker on a directory until the end of the ``with`` block. ``conf``: in TOML."""
 

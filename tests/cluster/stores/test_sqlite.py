@@ -26,7 +26,7 @@ from spark_stream.cluster.stores import sqlite
 from spark_stream.cluster.stores.sqlite import SqliteStore, _Waiting
 from spark_stream.cluster.stores.store import FORM, Delete, Put
 from spark_stream.testing.local_cluster import pause_process
-from tests.support import eventually, native
+from tests.support import eventually, native, open_files
 
 
 def test_a_file_that_is_no_database_is_refused_and_not_changed(tmp_path):
@@ -53,8 +53,7 @@ def test_many_stores_may_be_created_on_one_file_together(tmp_path):
 
 
 def inotify_instances() -> int:
-    links = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    return sum(os.readlink(each) == "anon_inode:inotify" for each in links)
+    return list(open_files().values()).count("anon_inode:inotify")
 
 
 @native  # inotify

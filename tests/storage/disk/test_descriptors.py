@@ -21,17 +21,12 @@ from spark_stream.storage.log.log import PartitionLog
 from tests.storage import logs
 from tests.storage.disks import SmallDisk
 from tests.storage.logs import append_next, format_of, ids, read
+from tests.support import open_files
 
 
 def open_below(folder: Path) -> int:
     """The number of open files of this process below the folder."""
-    found = 0
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found += os.readlink(f"/proc/self/fd/{number}").startswith(str(folder))
-        except FileNotFoundError:
-            continue
-    return found
+    return sum(target.startswith(str(folder)) for target in open_files().values())
 
 
 def test_empty_log_has_no_folder_and_no_file(tmp_path):
@@ -154,10 +149,10 @@ def test_lack_of_descriptors_raises_too_many_open_files(tmp_path, monkeypatch, n
 
 def test_spare_files_are_released_for_a_block(tmp_path):
     spare = SpareFiles(3)
-    before = len(os.listdir("/proc/self/fd"))
+    before = list(open_files().values()).count(os.devnull)
     with spare.released():
-        assert len(os.listdir("/proc/self/fd")) == before - 3
-    assert len(os.listdir("/proc/self/fd")) == before
+        assert list(open_files().values()).count(os.devnull) == before - 3
+    assert list(open_files().values()).count(os.devnull) == before
 
 
 def test_broker_needs_two_files_for_each_partition_up_to_the_bound():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-from pathlib import Path
 
 import pytest
 
-from tests.support import NUMBERS, eventually, numbers
+from tests.support import NUMBERS, eventually, numbers, open_files
 from tests.system.replication.clusters import WAIT_S, await_in_sync, read, with_retries
 
 pytestmark = pytest.mark.chaos
@@ -16,8 +15,8 @@ pytestmark = pytest.mark.chaos
 
 def leave_only_spares(pid: int) -> None:
     """Lower the limit of the process to its unused descriptors and those opened before them."""
-    links = {int(each.name): os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
-    spares = [number for number, target in links.items() if number > 2 and target == os.devnull]
+    files = open_files(pid)
+    spares = [number for number, target in files.items() if number > 2 and target == os.devnull]
     _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(spares) + 1, hard))
 
