@@ -390,6 +390,7 @@ class Broker:
                 boot_id=boot_id,
                 peer_address=self.peer_address,
                 flight=self._flight_address,
+                begins_reserved=True,
             )
         )
         core.take_lease(me.incarnation)

@@ -212,7 +212,8 @@ def distrust_logs(store: SqliteStore) -> None:
     for each in store.list(partitions.PARTITIONS):
         isr = [[broker, nobody] for broker in each.value["replicas"]]
         puts.append(_changed(each, leader=None, isr=isr))
-    puts += [_changed(each, is_restored=True) for each in store.list(transactions.PREFIX)]
+    restored = {"is_restored": True, "reserved": -1}
+    puts += [_changed(each, **restored) for each in store.list(transactions.PREFIX)]
     for each in store.list(CONSUMERS):
         if (group := group_of(each.value)) is not None:
             left = with_group(each.value, replace(group, members=()))

@@ -104,7 +104,17 @@ class BeginTransaction(Call[Branch], name="begin-transaction", needs=on_transact
     retriable: bool = True
 
 
-class CommitTransaction(Call[TransactionDescription], name="commit-transaction", needs=to_commit):
+class EndedTransaction(TransactionDescription, kw_only=False):
+    """A transactional id whose transaction has ended.
+
+    ``next_number``: the number of the owner's next transaction, or -1. Its first write begins it,
+    under the same producer id with the following epoch. No call to begin it is necessary.
+    """
+
+    next_number: int = -1
+
+
+class CommitTransaction(Call[EndedTransaction], name="commit-transaction", needs=to_commit):
     """Commit transaction ``number`` with the ``branches`` (producer ids) it takes.
 
     Other branches abort. ``batch`` is remembered as the sink's last, with its ``content``.
@@ -138,7 +148,7 @@ class RenewTransaction(
 
 
 class AbortTransaction(
-    _Owned, Call[TransactionDescription], name="abort-transaction", needs=on_transaction(WRITE)
+    _Owned, Call[EndedTransaction], name="abort-transaction", needs=on_transaction(WRITE)
 ):
     """Abort an open transaction."""
 

@@ -170,7 +170,14 @@ class LocalBroker(BrokerCore):
         )
         self.generation = self.host.generation = Generation(generation)
         Brokers(self.store).register(
-            RegisteredBroker(name, f"{name}:1", self.incarnation, "1", self.generation)
+            RegisteredBroker(
+                name,
+                f"{name}:1",
+                self.incarnation,
+                "1",
+                self.generation,
+                begins_reserved=True,
+            )
         )
         self.take_lease(self.incarnation)
         self.resumed = self.driver.run(self.beginning())

@@ -52,7 +52,7 @@ from spark_stream.scripts.steps import (
     Together,
     WriteMarkers,
 )
-from spark_stream.scripts.transactions.deciding import Consumers, Decisions
+from spark_stream.scripts.transactions.deciding import Consumers, Decisions, Here
 from spark_stream.scripts.transactions.finishing import Finisher, Sweeper, TransactionSettings
 from spark_stream.scripts.transactions.sinks import Sinks
 from tests.scripts.on_store import answer_of
@@ -146,12 +146,18 @@ class ModelPartition:
         return [value for number, who, value in self.batches if self.ends.get((number, who))]
 
 
+def here() -> Here:
+    """A broker that handles a call when time begins."""
+    return Here("here", 0, may_reserve=True)
+
+
 class Broker:
     """The scripts of a broker, with its memory of finished transactions."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.now_ms = 0
         self.finisher = Finisher()
-        self.decisions = Decisions(self.finisher)
+        self.decisions = Decisions(self.finisher, lambda: Here(name, self.now_ms, may_reserve=True))
         self.sinks = Sinks(self.decisions)
         self.consumers = Consumers(self.finisher)
         self.sweeper = Sweeper(self.finisher, TransactionSettings())
@@ -180,7 +186,7 @@ class World:
         self.store = ModelStore()
         topic = Topic("t", "id", pa.schema([]), 3, {})
         self.store.put(TOPICS + topic.name, encode(topic), 0)
-        self.brokers = {f"broker {n}": Broker() for n in range(brokers)}
+        self.brokers = {name: Broker(name) for name in (f"broker {n}" for n in range(brokers))}
         self.partitions: dict[Joined, ModelPartition] = {}
         self.running: list[Running] = []
         self.before_step: list[Callable[[Step], None]] = []
@@ -255,7 +261,7 @@ class World:
             each.script.close()
             each.over = True
             self.running.remove(each)
-        self.brokers[broker] = Broker()
+        self.brokers[broker] = Broker(broker)
 
     # -- steps ------------------------------------------------------------------------------------
 

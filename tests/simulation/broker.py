@@ -271,7 +271,14 @@ class SimulatedBroker:
         context = self._replication_context(self._threads())
         self._leading = LeaderStreams(context, core.host, core.promise_to_ask_s)
         core.registration.register(
-            RegisteredBroker(self.broker_id, self.broker_id, incarnation, "1", rack=self.broker_id)
+            RegisteredBroker(
+                self.broker_id,
+                self.broker_id,
+                incarnation,
+                "1",
+                rack=self.broker_id,
+                begins_reserved=True,
+            )
         )
         self.registered_in = self.lives
         yield NOW

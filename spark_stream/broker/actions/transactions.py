@@ -13,7 +13,7 @@ from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
 from spark_stream.scripts.readers import find_cut
-from spark_stream.scripts.steps import Numbering, TakeNumber
+from spark_stream.scripts.steps import Numbering, Script, TakeNumber
 from spark_stream.scripts.transactions import records
 from spark_stream.wire.topic_messages import AtomicCut, Cut
 from spark_stream.wire.transaction_messages import (
@@ -24,6 +24,7 @@ from spark_stream.wire.transaction_messages import (
     CommitTransaction,
     DeleteSink,
     DescribeTransaction,
+    EndedTransaction,
     InitTransactions,
     KillTransaction,
     ListSinks,
@@ -79,17 +80,14 @@ def check_id_owner(context: BrokerContext, transactional_id: str, instance: str 
 def init_transactions(context: BrokerContext, asked: InitTransactions) -> TransactionDescription:
     transactions = context.transactions
     _claim_id(context, asked.transactional_id)
-    script = transactions.decisions.take_over(asked, transactions.now_ms())
-    return _facts(context, transactions.run(script))
+    return _facts(context, transactions.run(transactions.decisions.take_over(asked)))
 
 
 @handles(BeginTransaction)
 def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
-    begun = transactions.run(
-        transactions.decisions.begin(asked, transactions.coordinator, transactions.now_ms())
-    )
+    begun = transactions.run(transactions.decisions.begin(asked))
     return Branch(
         transactional_id=begun.transactional_id,
         number=begun.number,
@@ -102,20 +100,26 @@ def begin_transaction(context: BrokerContext, asked: BeginTransaction) -> Branch
 def renew_transaction(context: BrokerContext, asked: RenewTransaction) -> TransactionDescription:
     check_id_owner(context, asked.transactional_id, asked.instance)
     transactions = context.transactions
-    script = transactions.decisions.renew(asked, transactions.now_ms())
-    return _facts(context, transactions.run(script))
+    return _facts(context, transactions.run(transactions.decisions.renew(asked)))
 
 
 @handles(CommitTransaction)
-def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> TransactionDescription:
+def commit_transaction(context: BrokerContext, asked: CommitTransaction) -> EndedTransaction:
     check_id_owner(context, asked.transactional_id, asked.instance)
-    return _facts(context, context.transactions.run(context.transactions.decisions.commit(asked)))
+    return _ended(context, context.transactions.decisions.commit(asked))
 
 
 @handles(AbortTransaction)
-def abort_transaction(context: BrokerContext, asked: AbortTransaction) -> TransactionDescription:
+def abort_transaction(context: BrokerContext, asked: AbortTransaction) -> EndedTransaction:
     check_id_owner(context, asked.transactional_id, asked.instance)
-    return _facts(context, context.transactions.run(context.transactions.decisions.abort(asked)))
+    return _ended(context, context.transactions.decisions.abort(asked))
+
+
+def _ended(context: BrokerContext, ending: Script[Transaction]) -> EndedTransaction:
+    """End a transaction. The answer names the next one, since this one is finished by then."""
+    found = context.transactions.run(ending)
+    facts = structs.asdict(_facts(context, found))
+    return EndedTransaction(**facts, next_number=found.reserved)
 
 
 # -- sinks ----------------------------------------------------------------------------------------
@@ -209,8 +213,7 @@ def list_transactions(context: BrokerContext, asked: ListTransactions) -> Transa
     for join in context.transactions.run(records.read_joins()):
         joins[join.number].append(join.at)
     transactions = context.transactions
-    script = transactions.decisions.describe_all(transactions.now_ms())
-    found = transactions.run(script)
+    found = transactions.run(transactions.decisions.describe_all())
     return TransactionList(
         transactions=[
             _facts(context, each, joins[each.number])

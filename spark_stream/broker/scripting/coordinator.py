@@ -29,7 +29,7 @@ from spark_stream.errors import InvalidRequest, IsologError, MetadataUnavailable
 from spark_stream.loggers import logger_of
 from spark_stream.scripts.steps import FindTransactions, Script
 from spark_stream.scripts.transactions import deciding, finishing, records
-from spark_stream.scripts.transactions.deciding import Consumers, Decisions
+from spark_stream.scripts.transactions.deciding import Consumers, Decisions, Here
 from spark_stream.scripts.transactions.finishing import (
     Finisher,
     LostMarker,
@@ -65,7 +65,7 @@ class TransactionCoordinator:
         self._leases = leases
         self._settings = settings
         self._finisher = Finisher()
-        self.decisions = Decisions(self._finisher)
+        self.decisions = Decisions(self._finisher, self.here)
         self.sinks = Sinks(self.decisions)
         self.consumers = Consumers(self._finisher)
         self._sweeper = Sweeper(self._finisher, settings)
@@ -84,6 +84,12 @@ class TransactionCoordinator:
     def now_ms(self) -> int:
         """Return the time by the steady clock, in milliseconds since the epoch."""
         return self._clock.steady_us() // 1_000
+
+    def here(self) -> Here:
+        """Return this broker as the one that handles a call now."""
+        brokers = self._host.view.now.brokers.values()
+        may_reserve = all(each.begins_reserved for each in brokers)
+        return Here(self.coordinator, self.now_ms(), may_reserve)
 
     # -- sweeps -----------------------------------------------------------------------------------
 
@@ -271,7 +277,7 @@ class StreamJoins:
                 "a batch in a transaction needs the transactional_id of its stream"
             )
         if at.transactions.has_joined(stamp.transaction, stamp.producer_id):
-            yield from deciding.check_joins(name, *_writer_of(stamp))
+            yield from self._decisions.check_joins(name, *_writer_of(stamp))
             self._writer = _writer_of(stamp)
             return True
         pending = at.transactions.open_join(stamp.transaction, stamp.producer_id, patience_s)

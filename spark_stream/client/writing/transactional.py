@@ -9,6 +9,7 @@ answered) leaves the transaction unchanged: a retry of the call gets the answer 
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -47,6 +48,7 @@ from spark_stream.wire.transaction_messages import (
     BeginTransaction,
     Branch,
     CommitTransaction,
+    EndedTransaction,
     InitTransactions,
 )
 
@@ -57,6 +59,7 @@ Ts = TypeVarTuple("Ts")
 
 TRANSACTION_TIMEOUT_MS: Final = 60_000
 _ID_LENGTH_MAX: Final = 255
+_RESERVED_S: Final = 3_600.0  # far below the age at which brokers delete an unused id
 # Errors after which a transaction has ended. Any other leaves it unchanged.
 _DECIDED: Final = (TransactionAborted, InvalidTransaction, UnknownTransaction)
 
@@ -109,6 +112,9 @@ class TransactionalProducer(Producer):
         self._own = {"transactional_id": transactional_id, "instance": self._instance}
         self._deciding = new_lock(is_brief=False)
         self._branch: Branch | None = None
+        self._reserved: Branch | None = None
+        """The next transaction, whose number is reserved. Its first write begins it."""
+        self._reserved_until = 0.0
         self._aborting = False
         self._committing = False
         self._fenced: IsologError | None = None
@@ -173,9 +179,13 @@ class TransactionalProducer(Producer):
     def begin_transaction(self) -> None:
         """Begin a transaction. Later writes belong to it.
 
+        Its timeout starts with its first write. Only the first transaction of a producer needs a
+        request here: the end of each one reserves the number of the next.
+
         Raises:
             InvalidTransaction: A transaction is open already.
-            ProducerFenced: Another producer has taken the id over.
+            ProducerFenced: Another producer has taken the id over. The first write or the commit
+                may raise this instead.
         """
         with self._deciding:
             self._check_usable()
@@ -186,7 +196,7 @@ class TransactionalProducer(Producer):
                     f"{self._named()} is open already",
                     hint="Commit it, or end it by abort_transaction() if an exception left it.",
                 )
-            begun = self._call(self._begin)
+            begun = self._take_reserved() or self._call(self._begin)
             self._sender.failures.clear()
             self._clear_positions()
             self._aborting = False
@@ -221,14 +231,14 @@ class TransactionalProducer(Producer):
                 # After this only the broker has the outcome.
                 self._committing = True
             try:
-                self._call(self._committed, branch)
+                ended = self._call(self._committed, branch)
             except (ConsumerFenced, UnknownTopic):
                 self._give_up(branch)
                 raise
             for name, consumer in self._positioned.items():
                 mine = [each for each in self._positions.values() if each.consumer == name]
                 consumer.record_committed(mine)
-            self._over(branch)
+            self._over(branch, ended)
 
     def abort_transaction(self) -> None:
         """Abort the transaction. Its unacknowledged writes fail with TransactionAborted.
@@ -334,7 +344,15 @@ class TransactionalProducer(Producer):
             self._take_over()
             return self._connection.call(BeginTransaction.of(**self._own, after=self._last))
 
-    def _committed(self, branch: Branch) -> object:
+    def _take_reserved(self) -> Branch | None:
+        """Return the branch of the next transaction if its number is reserved, but only once.
+
+        A broker deletes the ids that were unused for days. So an old number is not used.
+        """
+        branch, self._reserved = self._reserved, None
+        return branch if time.monotonic() < self._reserved_until else None
+
+    def _committed(self, branch: Branch) -> EndedTransaction:
         return self._connection.call(
             CommitTransaction(
                 transactional_id=self._transactional_id,
@@ -367,9 +385,18 @@ class TransactionalProducer(Producer):
                 self._over(self._branch)
             raise
 
-    def _over(self, branch: Branch) -> None:
+    def _over(self, branch: Branch, ended: EndedTransaction | None = None) -> None:
+        """Forget the transaction. ``ended``: the broker's answer, if it has one."""
         self._last = branch.number
         self._branch = None
+        if ended is not None and ended.next_number >= 0:
+            self._reserved = Branch(
+                transactional_id=self._transactional_id,
+                number=ended.next_number,
+                producer_id=ended.producer_id,
+                epoch=ended.epoch + 1,
+            )
+            self._reserved_until = time.monotonic() + _RESERVED_S
         self._committing = self._aborting = False
         self._sender.failures.clear()
         self._clear_positions()
@@ -385,8 +412,7 @@ class TransactionalProducer(Producer):
             TransactionAborted(f"{self._named()} was aborted before this was acknowledged")
         )
         request = AbortTransaction.of(**self._own, number=branch.number)
-        self._call(self._connection.call, request)
-        self._over(branch)
+        self._over(branch, self._call(self._connection.call, request))
 
     def _give_up(self, branch: Branch) -> None:
         """Abort. Without an answer the transaction times out, and cannot be committed any more."""

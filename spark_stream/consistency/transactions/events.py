@@ -94,6 +94,36 @@ def begin(
     )
 
 
+def reserve(decided: Transaction, number: int) -> Transaction:
+    """Return the decided record with this number reserved for the owner's next transaction."""
+    if number <= decided.number:
+        raise ValueError(f"transaction {number} after {decided.number}: numbers rise")
+    return replace(decided, reserved=number)
+
+
+def begun_if_reserved(
+    transaction: Transaction, number: int, coordinator: str, now_ms: int
+) -> Transaction:
+    """Return the record after the beginning of the transaction that has this reserved number.
+
+    Otherwise return the record unchanged. The caller names the number, so it has the answer to the
+    decision before: that transaction is finished, although its record may not have that yet. If it
+    moves positions, its record always has that before the answer.
+    """
+    if number < 0 or number != transaction.reserved:
+        return transaction
+    before = transaction
+    if transaction.state in DECIDED and not transaction.positions:
+        before = entered(transaction, Event.FINISH)
+    if moved(before, Event.BEGIN) is None:
+        return transaction
+    return replace(
+        begun(before, Allotted(number, -1, coordinator), now_ms),
+        after=before.number,
+        epoch=before.epoch + 1,
+    )
+
+
 def needs_producer_id(transaction: Transaction) -> bool:
     """Return whether the owner's next transaction needs another producer id."""
     used_up = transaction.producer_id < 0 or transaction.epoch >= EPOCH_MAX

@@ -6,12 +6,15 @@ The caller replaces the old record by the new one in one compare-and-set, which 
 
 Each partition that the transaction may have written to has a separate record
 (``cluster.transactions``), so this record stays small with any number of partitions. JOIN does not
-change this record: its outcome shows whether the partition's record, just written, came before the
-decision.
+change the record of an open transaction: its outcome shows whether the partition's record, just
+written, came before the decision.
+
+A decision reserves the number of the owner's next transaction (``reserved``). The first event that
+names it begins that transaction: so a producer sends no BEGIN between two transactions.
 
 ::
 
-                    BEGIN                COMMIT                FINISH
+                BEGIN, or JOIN           COMMIT                FINISH
     EMPTY, ─────────────────────▶ OPEN ───────────▶ COMMITTING ───────▶ COMMITTED
     COMMITTED,                     │   ABORT, EXPIRE, KILL,    FINISH
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
@@ -33,7 +36,9 @@ Invariants:
   that are on record after it need a marker, and any broker can finish the transaction.
 * once COMMITTING, always committed. Once ABORTING, always aborted. A repeated call gets the same
   answer. The opposite one is denied.
-* the next transaction begins after the one before is finished in all partitions.
+* the next transaction begins after the one before is finished in all partitions. The owner gets a
+  reserved number only then, with the answer to its decision.
+* a reserved number begins one transaction at most, and only for the owner that reserved it.
 * a commit that moves positions of named consumers announces them in the record, then checks the
   owners of the names, and decides only while its announcement is on record
   (``scripts.transactions.deciding`` has the reason).
@@ -214,7 +219,7 @@ class Transaction(Struct, frozen=True):
     fenced: tuple[str, ...] = ()
     """Instances that were displaced, the latest last."""
     displaced: int = -1
-    """The number of the displaced instances' last transaction, or -1."""
+    """The last number of the displaced instances, or -1."""
     unused: bool = True
     """The instance has begun no transaction yet."""
     timeout_ms: int = 60_000
@@ -228,6 +233,8 @@ class Transaction(Struct, frozen=True):
     """The transaction's state."""
     number: int = -1
     """The transaction's number. -1 before the id's first transaction."""
+    reserved: int = -1
+    """The number of the owner's next transaction, which its first event begins, or -1."""
     after: int = -1
     """The number of the transaction before it, as its BEGIN named it."""
     producer_id: int = -1
@@ -317,6 +324,7 @@ def begun(transaction: Transaction, allotted: Allotted, now_ms: int) -> Transact
         transaction,
         Event.BEGIN,
         number=allotted.number,
+        reserved=-1,
         coordinator=allotted.coordinator,
         unused=False,
         cause=Cause.NONE,
@@ -344,7 +352,8 @@ def owned(transaction: Transaction, instance: str) -> Transaction:
         transaction,
         instance=instance,
         fenced=fenced,
-        displaced=transaction.number,
+        displaced=max(transaction.number, transaction.reserved),
+        reserved=-1,
         unused=True,
         cause=cause,
     )
@@ -365,10 +374,10 @@ def not_owner(transaction: Transaction, instance: str) -> Denied | None:
 
 def not_open(transaction: Transaction, number: int, event: Event) -> Denied | None:
     """Return the denial of an event of this transaction, or None if the table allows it."""
-    if number > transaction.number:
-        return Denied(Denial.UNKNOWN, transaction)
     if number <= transaction.displaced:
         return Denied(Denial.FENCED, transaction)
+    if number > transaction.number:
+        return Denied(Denial.UNKNOWN, transaction)
     if number < transaction.number:
         return Denied(Denial.OVER, transaction)
     if moved(transaction, event) is not None:

@@ -1,8 +1,7 @@
 """Calls of producers, operators and named consumers on transactions.
 
 A call that decides a transaction also finishes it. Every call can be repeated: a decision stays,
-and the next call or the next sweep finishes what a dead broker left half done. ``now_ms`` is the
-time of the broker that handles the call.
+and the next call or the next sweep finishes what a dead broker left half done.
 
 **A commit moves a position for the owner of the consumer's name only, or not at all**, although the
 owner's name and the transaction are two records that no single compare-and-set covers, and although
@@ -25,9 +24,12 @@ no other owner afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Final
 
+from msgspec import Struct
+
+from spark_stream.cluster.stores.store import Put
 from spark_stream.cluster.topics import TOPICS, id_in
 from spark_stream.cluster.transactions import TransactionKey
 from spark_stream.consistency.groups import Place
@@ -137,11 +139,24 @@ def of_transaction(denied: Denied, number: int | None, asked: str) -> IsologErro
     return InternalError(f"{which}: {asked}: {denied.why}")
 
 
+class Here(Struct, frozen=True):
+    """The broker that handles a call, at the time of the call.
+
+    ``coordinator``: its id. ``now_ms``: its time, in milliseconds since the epoch.
+    ``may_reserve``: all brokers of the cluster can begin a transaction with a reserved number.
+    """
+
+    coordinator: str
+    now_ms: int
+    may_reserve: bool
+
+
 class Decisions:
     """Calls of producers and operators on transactions, at one broker."""
 
-    def __init__(self, finisher: Finisher) -> None:
+    def __init__(self, finisher: Finisher, here: Callable[[], Here]) -> None:
         self.finisher = finisher
+        self.here = here
 
     def judge_record(self, transactional_id: str, judge: Judge) -> Script[Outcome]:
         """Apply the judge to the record, after finishing an earlier transaction if necessary."""
@@ -176,7 +191,7 @@ class Decisions:
         outcome = yield from self.judge_record(transactional_id, as_judge(rule, *args, **kwargs))
         return (yield from self.conclude(outcome, number, asked))
 
-    def take_over(self, asked: InitTransactions, now_ms: int) -> Script[Transaction]:
+    def take_over(self, asked: InitTransactions) -> Script[Transaction]:
         """Give the instance the id, and abort an open transaction.
 
         Raises:
@@ -190,25 +205,26 @@ class Decisions:
                 rules.init,
                 asked.instance,
                 asked.timeout_ms,
-                now_ms,
+                self.here().now_ms,
             )
         )
 
-    def begin(self, asked: BeginTransaction, coordinator: str, now_ms: int) -> Script[Transaction]:
-        """Begin a transaction of the owner. ``coordinator`` is this broker.
+    def begin(self, asked: BeginTransaction) -> Script[Transaction]:
+        """Begin a transaction of the owner.
 
         Raises:
             ProducerFenced, InvalidTransaction, UnknownTransaction: The id is unknown, or another
                 instance has it, or it cannot begin a transaction now.
         """
-        allotted = Allotted(-1, -1, coordinator)
+        here = self.here()
+        allotted = Allotted(-1, -1, here.coordinator)
 
         def judge(found: Transaction) -> Script[Outcome]:
             nonlocal allotted
             wanted = rules.needs_producer_id(found)
             allotted = yield from allot(found, allotted, producer_id=wanted)
             return rules.begin(
-                found, asked.instance, asked.after, allotted, now_ms, retriable=asked.retriable
+                found, asked.instance, asked.after, allotted, here.now_ms, retriable=asked.retriable
             )
 
         outcome = yield from self.judge_record(asked.transactional_id, judge)
@@ -231,21 +247,58 @@ class Decisions:
         on record already. A first check before both steps, of a cached record, mostly keeps the
         joins of a wrong stamp off the record.
 
+        The first join of a reserved number also begins the transaction, in the same write, after
+        the joins. If that compare-and-set succeeds, no decision can have come before the joins. If
+        not, perhaps because another leader was faster, the record is read again.
+
         Raises:
             ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
                 ForeignBranch: The partitions must not take batches of this stamp.
         """
-        yield from check_joins(transactional_id, number, producer_id, epoch, fresh=False)
-        written = yield from records.record_joins(transactional_id, number, places)
-        try:
-            if written:
-                yield CatchUp()  # with the joins: so the cached record is not older
-            yield from check_joins(transactional_id, number, producer_id, epoch, fresh=not written)
-        except IsologError:
-            self.finisher.ended[number] = transactional_id
-            raise
+        stamp = (transactional_id, number, producer_id, epoch)
+        begin = yield from self.check_joins(*stamp, fresh=False)
+        while True:
+            recorded, begun = yield from records.record_joins(
+                transactional_id, number, places, begin
+            )
+            if begun:
+                return
+            cached = recorded and begin is None
+            try:
+                if cached:
+                    yield CatchUp()  # with the joins: so the cached record is not older
+                begin = yield from self.check_joins(*stamp, fresh=not cached)
+            except IsologError:
+                self.finisher.ended[number] = transactional_id
+                raise
+            if begin is None:
+                return
 
-    def renew(self, asked: RenewTransaction, now_ms: int) -> Script[Transaction]:
+    def check_joins(
+        self,
+        transactional_id: str,
+        number: int,
+        producer_id: int,
+        epoch: int,
+        *,
+        fresh: bool = True,
+    ) -> Script[Put | None]:
+        """Raise an error unless the transaction has this producer, and is open or can begin.
+
+        Return the write that begins it, or None if it is open. Without ``fresh`` a cached record
+        may allow it. Only a fresh one may deny it.
+        """
+        before, version = yield from records.read_version(transactional_id, fresh=fresh)
+        here = self.here()
+        found = rules.begun_if_reserved(before, number, here.coordinator, here.now_ms)
+        outcome = rules.join(found, number, producer_id, epoch)
+        if isinstance(outcome, Denied):
+            if not fresh:
+                return (yield from self.check_joins(transactional_id, number, producer_id, epoch))
+            allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
+        return None if found is before else records.put_of(found, version)
+
+    def renew(self, asked: RenewTransaction) -> Script[Transaction]:
         """Restart the transaction's timeout: its owner is alive."""
         return (
             yield from self.apply_rule(
@@ -255,7 +308,7 @@ class Decisions:
                 rules.renew,
                 asked.instance,
                 asked.number,
-                now_ms,
+                self.here().now_ms,
             )
         )
 
@@ -280,8 +333,10 @@ class Decisions:
         """
 
         forced: set[Joined] = set()
+        here = self.here()
 
-        def judge(found: Transaction) -> Script[Outcome]:
+        def judge(before: Transaction) -> Script[Outcome]:
+            found = rules.begun_if_reserved(before, asked.number, here.coordinator, here.now_ms)
             outcome = rules.commit(
                 found,
                 asked.instance,
@@ -300,7 +355,7 @@ class Decisions:
             yield from force_partitions(each for each in places if each not in forced)
             forced.update(places)
             yield from check_topics(places, asked.transactional_id, asked.number)
-            return outcome
+            return (yield from self._reserving(outcome))
 
         while True:
             outcome = yield from self.judge_record(asked.transactional_id, judge)
@@ -315,16 +370,24 @@ class Decisions:
             InvalidTransaction: The transaction is committed, and stays committed.
             ProducerFenced, UnknownTransaction: Another instance has the id, or it is unknown.
         """
-        return (
-            yield from self.apply_rule(
-                asked.transactional_id,
-                asked.number,
-                "an abort",
-                rules.abort,
-                asked.instance,
-                asked.number,
-            )
-        )
+        here = self.here()
+
+        def judge(before: Transaction) -> Script[Outcome]:
+            found = rules.begun_if_reserved(before, asked.number, here.coordinator, here.now_ms)
+            outcome = rules.abort(found, asked.instance, asked.number)
+            if found.state is not State.OPEN or isinstance(outcome, Denied):
+                return outcome
+            return (yield from self._reserving(outcome))
+
+        outcome = yield from self.judge_record(asked.transactional_id, judge)
+        return (yield from self.conclude(outcome, asked.number, "an abort"))
+
+    def _reserving(self, decided: Transaction) -> Script[Transaction]:
+        """Reserve the number of the owner's next transaction, unless it needs a producer id."""
+        if rules.needs_producer_id(decided) or not self.here().may_reserve:
+            return decided
+        number = yield from TakeNumber(Numbering.TRANSACTIONS, above=decided.number)
+        return rules.reserve(decided, number)
 
     def describe(self, transactional_id: str) -> Script[Transaction]:
         """Return the record of the id, or raise UnknownTransaction."""
@@ -333,9 +396,10 @@ class Decisions:
             raise UnknownTransaction(f"there is no transactional id {transactional_id!r}")
         return self.finisher.settled(found)
 
-    def describe_all(self, now_ms: int) -> Script[list[Transaction]]:
+    def describe_all(self) -> Script[list[Transaction]]:
         """Return the records of the transactional ids by id, without old ids of batch writes."""
         found = [self.finisher.settled(record) for record in (yield from records.read_all())]
+        now_ms = self.here().now_ms
         return [each for each in found if is_listed(each, now_ms)]
 
     def kill(self, asked: KillTransaction) -> Script[Transaction]:
@@ -364,27 +428,18 @@ def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
 
 
 def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> Script[Allotted]:
-    """Give ``spare`` a number above the record's, and a producer id if one is wanted."""
+    """Give ``spare`` a number above the record's, and a producer id if one is wanted.
+
+    A reserved number is used first.
+    """
     number, producer = spare.number, spare.producer_id
-    if number <= found.number:
+    if found.reserved >= 0:
+        number = found.reserved
+    elif number <= found.number:
         number = yield from TakeNumber(Numbering.TRANSACTIONS, above=found.number)
     if producer_id and producer < 0:
         producer = yield from TakeNumber(Numbering.PRODUCERS)
     return Allotted(number, producer, spare.coordinator)
-
-
-def check_joins(
-    transactional_id: str, number: int, producer_id: int, epoch: int, *, fresh: bool = True
-) -> Script[None]:
-    """Raise an error unless the transaction is open, of this id, and has this producer.
-
-    Without ``fresh`` a cached record may allow it. Only a fresh one may deny it.
-    """
-    read = yield from records.read(transactional_id, fresh=fresh)
-    outcome = rules.join(read or Transaction(transactional_id), number, producer_id, epoch)
-    if isinstance(outcome, Denied) and not fresh:
-        return (yield from check_joins(transactional_id, number, producer_id, epoch))
-    allowed(outcome, number, f"{_JOIN} by producer {producer_id} of epoch {epoch}")
 
 
 def explain_refusal(transactional_id: str, number: int, error: IsologError) -> Script[IsologError]:

@@ -15,7 +15,7 @@ from typing import Concatenate, Final, ParamSpec
 
 from msgspec.structs import replace
 
-from spark_stream.cluster.stores.store import Delete, StoreRecord
+from spark_stream.cluster.stores.store import Delete, Put, StoreRecord
 from spark_stream.cluster.transactions import (
     EXPIRED,
     JOINS,
@@ -68,6 +68,22 @@ def read(transactional_id: str, *, fresh: bool = True) -> Script[Transaction | N
     return None if record is None else decode(record.value)
 
 
+def read_version(transactional_id: str, *, fresh: bool = True) -> Script[tuple[Transaction, int]]:
+    """Return the record of this id with its version, or an empty one with version 0.
+
+    ``fresh``: as :func:`read`.
+    """
+    record = yield from Get(PREFIX + transactional_id, fresh)
+    if record is None:
+        return Transaction(transactional_id), 0
+    return decode(record.value), record.version
+
+
+def put_of(after: Transaction, version: int) -> Put:
+    """Return the write of this record in place of the one with this version."""
+    return Put(PREFIX + after.transactional_id, encode(after), version)
+
+
 def read_all() -> Script[list[Transaction]]:
     """Return every record, by transactional id."""
     return [decode(record.value) for record in (yield from ListRecords(PREFIX))]
@@ -89,9 +105,7 @@ def change(transactional_id: str, judge: Judge) -> Script[Outcome]:
     fresh, judged = False, -1
     after: Outcome | IsologError
     while True:
-        record = yield from Get(key, fresh)
-        version = 0 if record is None else record.version
-        before = Transaction(transactional_id) if record is None else decode(record.value)
+        before, version = yield from read_version(transactional_id, fresh=fresh)
         if version != judged:
             judged = version
             try:
@@ -206,14 +220,18 @@ def delete_expired(gone: Iterable[tuple[StoreRecord, Transaction]]) -> Script[No
 # -- the partitions of a transaction --------------------------------------------------------------
 
 
-def record_joins(transactional_id: str, number: int, places: Iterable[Joined]) -> Script[bool]:
+def record_joins(
+    transactional_id: str, number: int, places: Iterable[Joined], begin: Put | None = None
+) -> Script[tuple[bool, bool]]:
     """Record in one write that the partitions have joined.
 
-    Return False if some joins were recorded already.
+    ``begin``: the write that also begins the transaction, after the joins. Return whether all joins
+    are new on record, and whether the transaction has begun.
     """
     puts = [join_of(transactional_id, number, at) for at in places]
-    versions = yield from PutMany(puts)
-    return None not in versions
+    versions = yield from PutMany(puts if begin is None else [*puts, begin])
+    recorded = None not in versions[: len(puts)]
+    return recorded, begin is not None and versions[-1] is not None
 
 
 def read_places(number: int, *, decided: bool = False) -> Script[tuple[Joined, ...]]:
@@ -237,7 +255,8 @@ def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str
     """Remove the joins of transactions (number and id) that are finished on record.
 
     Return the transactions that are decided but not finished: their joins are still needed. Joins
-    of open transactions stay too: these are finished later.
+    of open transactions stay too: these are finished later. So do those of a reserved number, which
+    may be just about to begin its transaction.
 
     A record is read once for all transactions of its id. The joins of more than ten transactions
     are found with one request, which lists those of the whole cluster.
@@ -251,7 +270,9 @@ def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str
         found = records[transactional_id]
         if found is not None and found.number == number and found.state in DECIDED:
             pending.append((number, transactional_id))
-        elif found is None or found.number != number or found.state is not State.OPEN:
+        elif found is None or not (
+            number == found.reserved or (number == found.number and found.state is State.OPEN)
+        ):
             finished.add(number)
     joins: list[StoreRecord] = []
     if len(finished) > _LISTED_ALONE:

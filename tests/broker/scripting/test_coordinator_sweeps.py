@@ -92,8 +92,8 @@ class Desk:
     def begin(self, name: str, *, joins: bool) -> None:
         transactions, run = self.transactions, self.transactions.run
         me = {"transactional_id": name, "instance": "me"}
-        run(transactions.decisions.take_over(InitTransactions.of(**me, timeout_ms=1_000), 0))
-        begun = run(transactions.decisions.begin(BeginTransaction.of(**me), "here", 0))
+        run(transactions.decisions.take_over(InitTransactions.of(**me, timeout_ms=1_000)))
+        begun = run(transactions.decisions.begin(BeginTransaction.of(**me)))
         if joins:
             place = Joined("t", "id", 0)
             run(
@@ -166,7 +166,7 @@ def test_any_broker_removes_an_id_without_transactions(tmp_path: Path):
     found = Desk(tmp_path)
     transactions = found.transactions
     asked = InitTransactions(transactional_id="unused", instance="me", timeout_ms=1_000)
-    transactions.run(transactions.decisions.take_over(asked, transactions.now_ms()))
+    transactions.run(transactions.decisions.take_over(asked))
     transactions.run(transactions.sweeping())
     found.clock.pass_us(FORGET_AFTER_MS * 1_000 + 2 * SECOND_US)
     transactions.run(transactions.sweeping())

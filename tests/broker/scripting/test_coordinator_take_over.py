@@ -48,8 +48,8 @@ class TwoBrokers:
         asked = self.a.transactions
         me = {"transactional_id": name, "instance": "me"}
         taken = InitTransactions.of(**me, timeout_ms=int(TIMEOUT_S * 1000))
-        asked.run(asked.decisions.take_over(taken, 0))
-        begun = asked.run(asked.decisions.begin(BeginTransaction.of(**me), asked.coordinator, 0))
+        asked.run(asked.decisions.take_over(taken))
+        begun = asked.run(asked.decisions.begin(BeginTransaction.of(**me)))
         number, producer, epoch = begun.number, begun.producer_id, begun.epoch
         at = self.partition
         pending = at.transactions.open_join(number, producer)

@@ -25,6 +25,7 @@ from spark_stream.storage.log.log import PartitionLog
 from spark_stream.storage.settings import LogSettings
 from spark_stream.wire.stream_messages import Acknowledged, AppendTo, Envelope, ack_from_bytes
 from tests.scripts.on_store import OnStore
+from tests.scripts.world import here
 from tests.simulation.clock import VirtualClock
 from tests.simulation.store import MemoryRecords, MemoryStore
 from tests.support import NUMBERS, numbers
@@ -50,7 +51,7 @@ class Setting:
 
     def open_stream(self, transactional_id: str | None = "x") -> StreamFacts:
         request = AppendTo(topic="t", isolation=Isolation.READ_UNCOMMITTED, timeout_ms=1_000)
-        joins = StreamJoins(Decisions(Finisher()), transactional_id)
+        joins = StreamJoins(Decisions(Finisher(), here), transactional_id)
         return StreamFacts(request, self.clock, joins)
 
     def new_append(self, stream: StreamFacts, stamp: Stamp | None = None) -> Append:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -22,9 +23,14 @@ from isolog.errors import (
     UnknownTransaction,
 )
 from spark_stream.client.connecting.connection import ClusterConnection
+from spark_stream.client.writing import transactional
 from spark_stream.client.writing.transactional import TransactionalProducer
 from spark_stream.testing.local_cluster import pause_process
-from spark_stream.wire.transaction_messages import CommitTransaction, InitTransactions
+from spark_stream.wire.transaction_messages import (
+    BeginTransaction,
+    CommitTransaction,
+    InitTransactions,
+)
 from tests.client.writing.seen import entries, found
 from tests.support import eventually, values
 
@@ -60,6 +66,59 @@ def test_a_commit_makes_all_records_visible_together(log, topic, producer):
             assert found(log, other) == list(range(turn))
         assert len(found(log, topic)) == 3 * (turn + 1)
         assert found(log, other) == list(range(turn + 1))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The requests of all clients, without appends."""
+    made: list[object] = []
+    original = ClusterConnection.call
+
+    def call(self, request, *more, **options):
+        made.append(request)
+        return original(self, request, *more, **options)
+
+    monkeypatch.setattr(ClusterConnection, "call", call)
+    return made
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_only_the_first_transaction_is_begun_by_a_request(log, topic, identity, asked, end):
+    log.create_topic(topic, partitions=2)
+    with log.producer(transactional_id=identity) as producer:
+        for turn in range(4):
+            producer.begin_transaction()
+            for partition in range(turn % 3):  # none, too
+                producer.append(topic, values(str(turn)), partition)
+            getattr(producer, f"{end}_transaction")()
+    begun = [each for each in asked if isinstance(each, BeginTransaction)]
+    assert len(begun) == 1
+    assert found(log, topic) == ([1, 2, 2] if end == "commit" else [])
+
+
+def test_a_number_that_was_reserved_long_ago_is_not_used(log, topic, producer, asked, monkeypatch):
+    """The broker may have deleted the id."""
+    log.create_topic(topic)
+    with producer.transaction():
+        producer.append(topic, values("0"))
+    later = time.monotonic() + 3_601
+    monkeypatch.setattr(transactional.time, "monotonic", lambda: later)
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert len([each for each in asked if isinstance(each, BeginTransaction)]) == 2
+    assert found(log, topic) == [0, 1]
+
+
+def test_a_transaction_times_out_from_its_first_write_on(log, topic, identity):
+    log.create_topic(topic)
+    with log.producer(transactional_id=identity, transaction_timeout_ms=300) as producer:
+        with producer.transaction():
+            producer.append(topic, values("0"))
+        producer.begin_transaction()
+        time.sleep(1)
+        producer.append(topic, values("1")).result(20)
+        producer.commit_transaction()
+    assert found(log, topic) == [0, 1]
 
 
 def test_aborted_records_are_not_visible(log, topic, producer):
@@ -286,7 +345,7 @@ def test_a_producer_fenced_between_transactions_cannot_write(log, topic, identit
         old.append(topic, values("0"))
     with log.producer(transactional_id=identity) as new:
         with pytest.raises(ProducerFenced), old.transaction():
-            raise AssertionError("not reached")
+            old.append(topic, values("9"))
         with new.transaction():
             new.append(topic, values("1"))
     old.close()

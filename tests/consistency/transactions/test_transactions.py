@@ -72,6 +72,16 @@ def aborted(cause: str = "asked") -> Transaction:
     return ok(rules.finish(ok(asked()), 5))
 
 
+def reserved(number: int = 6) -> Transaction:
+    """The next transaction of the owner has this number already."""
+    decided = rules.reserve(ok(rules.commit(joined(), "a", 5, [70])), number)
+    return ok(rules.finish(decided, 5))
+
+
+def started(found: Transaction, number: int = 6) -> Transaction:
+    return rules.begun_if_reserved(found, number, "here", 2_000)
+
+
 def sink(found: Transaction, run: str, batch: int, number: int, producer: int) -> Outcome:
     return sinks.branch(found, Claim("q", run, batch, TIMEOUT), Allotted(number, producer), 1_000)
 
@@ -359,6 +369,54 @@ def test_a_decision_is_never_replaced_by_its_opposite():
     assert {State.COMMITTING, State.ABORTING} == DECIDED
 
 
+# -- a reserved number ----------------------------------------------------------------------------
+
+
+def test_the_first_event_of_a_reserved_number_begins_its_transaction():
+    begun = started(reserved())
+    assert (begun.state, begun.number, begun.after, begun.reserved) == (State.OPEN, 6, 5, -1)
+    assert (begun.producer_id, begun.epoch) == (70, 1)
+    assert (begun.began_ms, begun.deadline_ms) == (2_000, 2_000 + TIMEOUT)
+    assert ok(rules.join(begun, 6, 70, 1)) == begun
+    assert started(begun) == begun
+
+
+def test_it_equals_a_transaction_that_was_begun_by_a_call():
+    asked = ok(rules.begin(reserved(), "a", 5, Allotted(6, -1, "here"), 2_000))
+    assert started(reserved()) == asked
+
+
+@pytest.mark.parametrize("number", [-1, 5, 7])
+def test_no_other_number_begins_a_transaction(number: int):
+    assert started(reserved(), number) == reserved()
+    assert started(committed(), number) == committed()
+
+
+def test_a_decision_that_is_not_finished_on_record_does_not_delay_the_next_transaction():
+    """The caller knows the number, so the decision was finished."""
+    decided = rules.reserve(ok(rules.commit(joined(), "a", 5, [70])), 6)
+    assert started(decided) == started(reserved())
+
+
+def test_positions_are_never_passed_over():
+    move = PositionOf("c", "t", "id", 0, 3)
+    decided = rules.reserve(ok(rules.commit(joined(), "a", 5, [70], None, [move])), 6)
+    assert started(decided) == decided
+
+
+def test_a_displaced_owner_cannot_use_its_reserved_number():
+    taken = ok(rules.init(reserved(), "b", TIMEOUT, 2_000))
+    assert started(taken) == taken
+    assert denied(rules.join(taken, 6, 70, 1)) is Denial.FENCED
+    later = ok(rules.begin(taken, "b", -1, Allotted(7, 71), 3_000))
+    assert denied(rules.join(later, 6, 70, 1)) is Denial.FENCED
+
+
+def test_a_reserved_number_is_above_the_present_one():
+    with pytest.raises(ValueError, match="numbers rise"):
+        rules.reserve(committed(), 5)
+
+
 class TransactionMachine(RuleBasedStateMachine):
     """Producers, runs of a sink, operators and finishers send any events, at any time."""
 
@@ -430,6 +488,19 @@ class TransactionMachine(RuleBasedStateMachine):
     def stop(self, run, batch):
         self.take(sinks.stop(self.record, Stop(run, self.now, batch)))
 
+    def decide(self, outcome: Outcome) -> None:
+        """Reserve the next number, as a broker does."""
+        decided = isinstance(outcome, Transaction) and self.record.state is State.OPEN
+        if decided and not rules.needs_producer_id(outcome):
+            outcome = rules.reserve(outcome, self.fresh().number)
+        self.take(outcome)
+
+    @rule()
+    def begin_reserved(self):
+        found = self.record
+        if found.state not in DECIDED:  # before, no client knows the number
+            self.take(rules.begun_if_reserved(found, found.reserved, "", self.now))
+
     @rule(off=near, own=st.booleans())
     def join(self, off, own):
         found = self.record
@@ -444,11 +515,11 @@ class TransactionMachine(RuleBasedStateMachine):
         taken = [*owner, *(found.branches if every else found.branches[:1])]
         batch = found.batch if found.batch >= 0 else None
         moves = [PositionOf("c", "t", "id", 0, self.now)]
-        self.take(rules.commit(found, instance, found.number + off, taken, batch, moves))
+        self.decide(rules.commit(found, instance, found.number + off, taken, batch, moves))
 
     @rule(instance=instances, off=near)
     def abort(self, instance, off):
-        self.take(rules.abort(self.record, instance, self.record.number + off))
+        self.decide(rules.abort(self.record, instance, self.record.number + off))
 
     @rule(late=st.booleans())
     def expire(self, late):
@@ -469,6 +540,12 @@ class TransactionMachine(RuleBasedStateMachine):
         fate = State.COMMITTED if found.state in COMMITS else State.ABORTED
         if found.state in (*COMMITS, *ABORTS) and found.number >= 0:
             assert self.fates.setdefault(found.number, fate) is fate
+
+    @invariant()
+    def a_reserved_number_is_above_the_present_one(self):
+        found = self.record
+        assert found.reserved == -1 or found.number < found.reserved
+        assert found.reserved == -1 or found.state is not State.OPEN
 
     @invariant()
     def a_batch_is_committed_once(self):

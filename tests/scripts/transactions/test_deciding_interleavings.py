@@ -8,22 +8,25 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from isolog.errors import (
     ConsumerFenced,
     InvalidTransaction,
     IsologError,
     LeaderUnavailable,
+    TransactionAborted,
     UnknownTopic,
 )
 from spark_stream.cluster.topics import TOPICS, Topic, encode
+from spark_stream.cluster.transactions import join_of
 from spark_stream.consistency.transactions.transactions import PositionOf, State
 from spark_stream.scripts.steps import Force, Get, PartitionStep, Pause, Script, WriteMarkers
 from spark_stream.scripts.topics import delete_topic
 from spark_stream.scripts.transactions import positions
 from spark_stream.scripts.transactions.deciding import Decisions
 from spark_stream.scripts.transactions.finishing import Finisher
-from spark_stream.scripts.transactions.records import read_all
+from spark_stream.scripts.transactions.records import delete_joins, read_all
 from spark_stream.wire.transaction_messages import (
     AbortTransaction,
     BeginTransaction,
@@ -32,7 +35,7 @@ from spark_stream.wire.transaction_messages import (
     RenewTransaction,
 )
 from tests.examples import examples
-from tests.scripts.world import INVARIANTS, Append, Running, World
+from tests.scripts.world import INVARIANTS, Append, Running, World, here
 
 A, B = "broker 0", "broker 1"
 IDS = ("x", "y")
@@ -68,18 +71,27 @@ def begin(world: World, broker: str, name: str, after: int = -1) -> tuple[int, i
     scripts = world.brokers[broker]
     if after < 0:
         world.run(
-            broker, scripts.decisions.take_over(InitTransactions(**OWNER, transactional_id=name), 0)
+            broker, scripts.decisions.take_over(InitTransactions(**OWNER, transactional_id=name))
         )
     asked = BeginTransaction(**OWNER, transactional_id=name, after=after)
-    found = world.run(broker, scripts.decisions.begin(asked, broker, 0))
+    found = world.run(broker, scripts.decisions.begin(asked))
     return found.number, found.producer_id, found.epoch
 
 
 def write(name: str, begun: tuple[int, int, int], place, value: int) -> Script[None]:
     """A batch comes to a partition: it joins, then it is appended."""
     number, producer_id, epoch = begun
-    yield from Decisions(Finisher()).join(name, number, producer_id, epoch, place)
+    yield from Decisions(Finisher(), here).join(name, number, producer_id, epoch, place)
     yield Append(place, number, producer_id, value)
+
+
+def following(ends: list[Running], begun: Begun) -> Begun:
+    """The next transaction, if an answer to the end of this one has reserved its number."""
+    for each in ends:
+        answer = each.result
+        if answer is not None and answer.number == begun[0] and answer.reserved >= 0:
+            return answer.reserved, begun[1], begun[2] + 1
+    return begun
 
 
 def commit(world: World, broker: str, name: str, begun: tuple[int, int, int], **more) -> Running:
@@ -112,7 +124,8 @@ def settle(world: World) -> None:
 ACTS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["step"] * 12 + ["write", "write", "commit", "abort", "sweep", "crash", "begin"]
+            ["step"] * 12
+            + ["write", "write", "commit", "abort", "sweep", "crash", "begin", "go on", "go on"]
         ),
         st.integers(0, 50),
     ),
@@ -137,6 +150,7 @@ def test_transactions_keep_their_invariants_in_any_interleaving(acts):
     world.partition(2).lags = True
     begun = {name: begin(world, (A, B)[n], name) for n, name in enumerate(IDS)}
     values = iter(range(10_000))
+    ends: dict[str, list[Running]] = {name: [] for name in IDS}
     for act, choice in acts:
         broker = (A, B)[choice % 2]
         name = IDS[choice // 2 % 2]
@@ -146,9 +160,11 @@ def test_transactions_keep_their_invariants_in_any_interleaving(acts):
             place = world.at(choice % 3)
             world.start(broker, write(name, begun[name], place, next(values)), "write")
         elif act == "commit":
-            commit(world, broker, name, begun[name])
+            ends[name].append(commit(world, broker, name, begun[name]))
         elif act == "abort":
-            abort(world, broker, name, begun[name])
+            ends[name].append(abort(world, broker, name, begun[name]))
+        elif act == "go on":
+            begun[name] = following(ends[name], begun[name])
         elif act == "sweep":
             world.start(broker, sweep(world, broker), "sweep")
         elif act == "crash":
@@ -251,6 +267,82 @@ def test_numbers_rise_across_brokers():
     assert second[0] > first[0]
 
 
+# -- a reserved number ----------------------------------------------------------------------------
+
+
+def ended(world: World, broker: str, begun: Begun) -> Begun:
+    """Commit, and return the next transaction, which no broker has on record yet."""
+    asked = commit(world, broker, "x", begun)
+    while not asked.over:
+        world.advance(asked)
+    after = following([asked], begun)
+    assert after != begun
+    return after
+
+
+@pytest.mark.rule(
+    "the beginning of a transaction by its first write", "scripts/transactions/deciding.py"
+)
+@pytest.mark.parametrize("first", range(8))
+def test_two_leaders_may_begin_a_transaction_together(first: int):
+    """Both writes are in it, whatever the order of their steps."""
+    world = watched()
+    after = ended(world, A, begin(world, A, "x"))
+    one = world.start(A, write("x", after, world.at(0), 1))
+    two = world.start(B, write("x", after, world.at(1), 2))
+    for _ in range(first):
+        if not one.over:
+            world.advance(one)
+    for each in (two, one):
+        while not each.over:
+            world.advance(each)
+        assert each.error is None
+    assert set(world.store.places(after[0])) == {world.at(0), world.at(1)}
+    ended(world, B, after)
+    assert [world.partition(n).visible() for n in range(2)] == [[1], [2]]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_a_transaction_without_a_write_ends_as_any_other(end: str):
+    world = watched()
+    after = ended(world, A, begin(world, A, "x"))
+    asked = (commit if end == "commit" else abort)(world, B, "x", after)
+    while not asked.over:
+        world.advance(asked)
+    assert asked.result.state is (State.COMMITTED if end == "commit" else State.ABORTED)
+    late = world.start(A, write("x", after, world.at(0), 1))
+    while not late.over:
+        world.advance(late)
+    assert isinstance(late.error, InvalidTransaction if end == "commit" else TransactionAborted)
+    assert world.partition(0).batches == []
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_sweep_keeps_the_join_that_is_about_to_begin_a_transaction(steps: int):
+    """etcd may put the join before the beginning."""
+    world = watched()
+    after = ended(world, A, begin(world, A, "x"))
+    world.store.put_many([join_of("x", after[0], world.at(0))])
+    late = world.start(A, write("x", after, world.at(0), 1))
+    for _ in range(steps):
+        if not late.over:
+            world.advance(late)
+    assert world.run(B, delete_joins([(after[0], "x")])) == []
+    assert world.store.places(after[0]) == [world.at(0)]
+    while not late.over:
+        world.advance(late)
+    ended(world, B, after)
+    assert world.partition(0).visible() == [1]
+
+
+def test_no_number_is_reserved_while_a_broker_has_another_release():
+    world = watched()
+    begun = begin(world, A, "x")
+    there = replace(here(), may_reserve=False)
+    found = world.run(A, Decisions(Finisher(), lambda: there).commit(committed("x", begun)))
+    assert found.reserved == -1
+
+
 # -- a batch on its way ---------------------------------------------------------------------------
 
 
@@ -281,10 +373,10 @@ def test_commit_fails_if_a_topic_was_deleted(again):
         topic = Topic("t", "another id", pa.schema([]), 3, {})
         assert world.store.put(TOPICS + topic.name, encode(topic), 0)
     with pytest.raises(UnknownTopic, match="topic 't', which was deleted") as raised:
-        world.run(A, Decisions(Finisher()).commit(committed("x", begun)))
+        world.run(A, Decisions(Finisher(), here).commit(committed("x", begun)))
     assert raised.value.details["topic"] == "t"
     assert world.store.transaction("x").state is State.OPEN
-    world.run(A, Decisions(Finisher()).abort(aborted("x", begun)))
+    world.run(A, Decisions(Finisher(), here).abort(aborted("x", begun)))
     assert world.partition(0).visible() == []
 
 
@@ -475,8 +567,8 @@ def test_a_commit_forces_each_partition_once_despite_renewals():
         step = asked.parts[0] if asked.parts else asked.step
         if isinstance(step, Force):
             forces += 1
-            renewal = world.brokers[B].decisions.renew(renewed("x", begun), now_ms)
-            world.run(B, renewal)
+            world.brokers[B].now_ms = now_ms
+            world.run(B, world.brokers[B].decisions.renew(renewed("x", begun)))
         world.advance(asked)
     assert asked.result.state is State.COMMITTED
     assert forces == 1

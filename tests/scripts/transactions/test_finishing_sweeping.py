@@ -83,7 +83,7 @@ def test_a_renewal_restarts_the_timeout_with_a_stopped_wall_clock():
     for _ in range(5):
         assert sweep(world, clock) == [Swept.LEFT]
         clock.seconds += TIMEOUT_S * 0.9
-        world.run(A, world.brokers[A].decisions.renew(renewed("x", begun), 0))
+        world.run(A, world.brokers[A].decisions.renew(renewed("x", begun)))
     assert sweep(world, clock) == [Swept.LEFT]
     clock.seconds += TIMEOUT_S + 0.001
     assert sweep(world, clock) == [Swept.EXPIRED]
@@ -109,7 +109,8 @@ def test_a_renewal_before_the_decision_prevents_the_expiry():
     found = world.brokers[A]
     record = world.store.transaction("x")
     late = world.start(A, found.sweeper.sweep_record(record, 2_000.0, 0))
-    world.run(B, world.brokers[B].decisions.renew(renewed("x", begun), 5))
+    world.brokers[B].now_ms = 5
+    world.run(B, world.brokers[B].decisions.renew(renewed("x", begun)))
     while not late.over:
         world.advance(late)
     assert (late.result, world.store.transaction("x").state) == (Swept.LEFT, State.OPEN)

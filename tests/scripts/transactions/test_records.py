@@ -37,6 +37,7 @@ from spark_stream.scripts.transactions.records import (
     read_places,
 )
 from tests.scripts.on_store import OnStore
+from tests.scripts.world import here
 from tests.simulation.store import MemoryRecords, MemoryStore
 
 LOADER = Transaction("loader-1", state=State.COMMITTED, number=7, producer_id=3, epoch=2)
@@ -136,7 +137,7 @@ def test_joins_from_many_brokers_are_all_on_record(tmp_path: Path):
     def join(which: int) -> None:
         for number in range(10):
             at = Joined("t", "id", 10 * which + number)
-            brokers[which].run(Decisions(Finisher()).join("x", 1, 2, 0, at))
+            brokers[which].run(Decisions(Finisher(), here).join("x", 1, 2, 0, at))
 
     at_once(*(lambda which=which: join(which) for which in range(4)))
     found = brokers[0].run(read_places(1))
@@ -153,7 +154,7 @@ def test_the_writes_of_a_join_do_not_grow_with_earlier_joins():
     costs = []
     for first in (0, 1_000):
         for number in range(first, first + 1_000):
-            on.run(Decisions(Finisher()).join("x", 1, 2, 0, Joined("t", "id", number)))
+            on.run(Decisions(Finisher(), here).join("x", 1, 2, 0, Joined("t", "id", number)))
         puts = [step for step in on.steps if isinstance(step, PutMany)]
         values = [json.dumps(put.value) for each in puts for put in each.puts]
         costs.append((len(puts), sum(map(len, values))))
@@ -168,10 +169,24 @@ def test_partitions_that_join_together_cost_one_write_and_two_reads():
     begin(on, "x")
     on.steps.clear()
     places = [Joined("t", "id", number) for number in range(2_000)]
-    on.run(Decisions(Finisher()).join("x", 1, 2, 0, *places))
+    on.run(Decisions(Finisher(), here).join("x", 1, 2, 0, *places))
     assert [type(step) for step in on.steps] == [Get, PutMany, CatchUp, Get]
     assert [step.fresh for step in on.steps if isinstance(step, Get)] == [False, False]
     assert set(on.run(read_places(1))) == set(places)
+
+
+def test_the_first_join_of_a_reserved_number_costs_one_write_and_one_read():
+    on = in_memory()
+    begin(on, "x")
+    on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
+    on.run(change("x", as_judge(lambda found: rules.reserve(found, 7))))
+    on.steps.clear()
+    places = [Joined("t", "id", number) for number in range(20)]
+    on.run(Decisions(Finisher(), here).join("x", 7, 2, 1, *places))
+    assert [type(step) for step in on.steps] == [Get, PutMany]
+    record = on.run(read("x"))
+    assert (record.state, record.number, record.coordinator) == (State.OPEN, 7, "here")
+    assert set(on.run(read_places(7))) == set(places)
 
 
 def test_a_join_that_comes_after_the_decision_is_refused():
@@ -179,7 +194,7 @@ def test_a_join_that_comes_after_the_decision_is_refused():
     on = in_memory()
     begin(on, "x")
     finisher = Finisher()
-    late = on.start(Decisions(finisher).join("x", 1, 2, 0, Joined("t", "id", 0)))
+    late = on.start(Decisions(finisher, here).join("x", 1, 2, 0, Joined("t", "id", 0)))
     late.advance()  # it has checked, and the transaction was open
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))
     with pytest.raises(InvalidTransaction):
@@ -192,7 +207,9 @@ def test_a_wrong_stamp_puts_no_join_on_record():
     begin(on, "x")
     for name, number, producer in (("x", 2, 2), ("x", 1, 9), ("y", 1, 2)):
         with pytest.raises(IsologError):
-            on.run(Decisions(Finisher()).join(name, number, producer, 0, Joined("t", "id", 0)))
+            on.run(
+                Decisions(Finisher(), here).join(name, number, producer, 0, Joined("t", "id", 0))
+            )
     assert on.run(read_joins()) == []
 
 
@@ -200,7 +217,7 @@ def test_joins_are_removed_once_the_transaction_is_finished_on_record():
     on = in_memory()
     begin(on, "x")
     for number in range(3):
-        on.run(Decisions(Finisher()).join("x", 1, 2, 0, Joined("t", "id", number)))
+        on.run(Decisions(Finisher(), here).join("x", 1, 2, 0, Joined("t", "id", number)))
     ended = [(1, "x")]
     assert on.run(delete_joins(ended)) == []  # it is open: its finisher comes back to it
     on.run(change("x", as_judge(lambda found: rules.commit(found, "a", 1, [2]))))

@@ -197,7 +197,7 @@ def test_an_expired_sink_is_listed_and_deleted_and_no_other():
         write_batch(world, sink, replace(CLAIM, query=f"of {sink}"))
         expire(world, sink)
     asked = InitTransactions(transactional_id="a producer", instance="me", timeout_ms=1_000)
-    world.run(A, broker.decisions.take_over(asked, 0))
+    world.run(A, broker.decisions.take_over(asked))
     listed = world.run(A, broker.sinks.list_all())
     assert [(each.transactional_id, expired) for each, expired in listed] == [
         ("s", True),
@@ -220,8 +220,8 @@ NUMBERED = Claim(f"{BATCH_WRITES}s", "batch/1", 7, timeout_ms=DAY_MS)
 def listed(world: World, name: str, age_ms: int) -> bool:
     """Return whether the list of transactions has the id so long after its last use."""
     record = world.store.transaction(name)
-    now_ms = record.deadline_ms - record.timeout_ms + age_ms
-    found = world.run(B, world.brokers[B].decisions.describe_all(now_ms))
+    world.brokers[B].now_ms = record.deadline_ms - record.timeout_ms + age_ms
+    found = world.run(B, world.brokers[B].decisions.describe_all())
     return name in [each.transactional_id for each in found]
 
 

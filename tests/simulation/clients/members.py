@@ -276,7 +276,6 @@ class SimulatedMember:
                 InitTransactions(
                     transactional_id=self._id, instance=self._name, timeout_ms=2 * TIMEOUT_MS
                 ),
-                at.transactions.now_ms(),
             ),
         )
 
@@ -286,8 +285,6 @@ class SimulatedMember:
             "begin",
             lambda at: at.transactions.decisions.begin(
                 BeginTransaction(transactional_id=self._id, instance=self._name, after=self._after),
-                at.transactions.coordinator,
-                at.transactions.now_ms(),
             ),
         )
         self._after = begun.number

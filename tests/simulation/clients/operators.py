@@ -25,7 +25,7 @@ def meddle(world: World, name: str) -> Body:
         try:
             found = yield from session.run(
                 "list",
-                lambda at: at.transactions.decisions.describe_all(at.transactions.now_ms()),
+                lambda at: at.transactions.decisions.describe_all(),
             )
             if found:
                 chosen = session.chance.choice(found)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from msgspec.structs import replace
+
 from isolog.errors import IsologError, ProducerFenced, TransactionAborted
 from spark_stream.consistency.transactions.transactions import PositionOf, Transaction
 from spark_stream.wire.transaction_messages import (
@@ -44,16 +46,19 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
     )
     yield from session.run(
         "take over",
-        lambda at: at.transactions.decisions.take_over(taken, at.transactions.now_ms()),
+        lambda at: at.transactions.decisions.take_over(taken),
     )
     moved: dict[str, int] = {}
     consumer = chance.choice(CONSUMERS) if chance.random() < 0.5 else None
     if consumer is not None:
         moved[consumer] = yield from take_name(session, consumer, instance)
+    ended: Transaction | None = None
     after = -1
     producer = SimulatedProducer(session)
     for _ in range(chance.randint(1, 3)):
-        begun = yield from _begin(session, transactional_id, instance, after)
+        begun = None if ended is None else _reserved(ended)
+        if begun is None or chance.random() < 0.3:
+            begun = yield from _begin(session, transactional_id, instance, after)
         if begun is None:
             return
         after = begun.number
@@ -64,12 +69,19 @@ def _live(session: Session, transactional_id: str, instance: str) -> Body:
         late = yield from _write(session, begun, producer)
         if chance.random() < 0.3:
             yield from session.pause(4.0)
-        yield from _end(session, begun, instance, moved)
+        ended = yield from _end(session, begun, instance, moved)
         if chance.random() < 0.5:
             yield from _wait_for(late)
     producer.close()
     if chance.random() < 0.3:
         yield from session.pause(5.0)
+
+
+def _reserved(ended: Transaction) -> Transaction | None:
+    """The next transaction by the answer to an end, or None if its number is not reserved."""
+    if ended.reserved < 0:
+        return None
+    return replace(ended, number=ended.reserved, epoch=ended.epoch + 1)
 
 
 def take_name(session: Session, consumer: str, instance: str) -> Body:
@@ -88,9 +100,7 @@ def _begin(session: Session, transactional_id: str, instance: str, after: int) -
         return (
             yield from session.run(
                 "begin",
-                lambda at: at.transactions.decisions.begin(
-                    asked, at.transactions.coordinator, at.transactions.now_ms()
-                ),
+                lambda at: at.transactions.decisions.begin(asked),
             )
         )
     except ProducerFenced:
@@ -134,17 +144,16 @@ def _wait_for(signals: list[Signal]) -> Body:
 
 
 def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, int]) -> Body:
-    """Commits, aborts, or gives up without a word."""
+    """Commits, aborts, or gives up without a word. Returns the answer, if there is one."""
     chance, name = session.chance, begun.transactional_id
     choice = chance.random()
     if choice < 0.12:
-        return
+        return None
     try:
         if choice < 0.3:
             ended = AbortTransaction(transactional_id=name, instance=instance, number=begun.number)
             abort = session.run("abort", lambda at: at.transactions.decisions.abort(ended))
-            yield from _note_finish(session, abort, begun.number)
-            return
+            return (yield from _note_finish(session, abort, begun.number))
         asked = _commit(begun, instance, moved, chance)
         session.world.notice("asked", asked)
         if asked.positions and chance.random() < 0.3:  # another consumer takes the name over
@@ -153,13 +162,14 @@ def _end(session: Session, begun: Transaction, instance: str, moved: dict[str, i
         if chance.random() < 0.2:  # another broker gets the same request at the same time
             again = f"{session.name} commits twice"
             session.world.start_client(again, _quietly(commit(session, asked)))
-        yield from commit(session, asked)
+        answer = yield from commit(session, asked)
         if chance.random() < 0.2:
             yield from commit(session, asked)
     except ProducerFenced:
         raise
     except IsologError:
-        return
+        return None
+    return answer
 
 
 def _commit(
@@ -187,6 +197,7 @@ def commit(session: Session, asked: CommitTransaction) -> Body:
     answer = yield from _note_finish(session, calling, asked.number, asked.branches)
     session.world.tell(f"{session.name}: transaction {asked.number} is {answer.state}")
     session.world.notice("committed", asked, answer)
+    return answer
 
 
 def _note_finish(

@@ -59,11 +59,13 @@ class APartitionWithABatchHasJoined(Invariant):
         self._in_time: set[tuple[int, Joined]] = set()
 
     def joined(self, join: Join) -> None:
-        found = self.history.members.get(join.number)
-        if found is not None and found.state is State.OPEN:
+        found = self.history.members.get(join.number)  # None: it begins after the join
+        if found is None or found.state is State.OPEN:
             self._in_time.add((join.number, join.at))
 
     def unjoined(self, join: Join) -> None:
+        if join.number not in self.history.finished:
+            self._in_time.discard((join.number, join.at))
         over = join.number in self.history.finished
         unknown = join.number not in self.history.members
         what = f"the join of {join.at} is gone, and transaction {join.number} is not finished"

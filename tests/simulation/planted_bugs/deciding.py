@@ -32,14 +32,34 @@ def partitions_are_not_sealed(patch: Patch) -> None:
 @bug
 def a_join_is_not_judged_once_it_is_on_record(patch: Patch) -> None:
     def join(
-        _: Any, transactional_id: Any, number: Any, producer_id: Any, epoch: Any, *at: Any
+        self: Any, transactional_id: Any, number: Any, producer_id: Any, epoch: Any, *at: Any
     ) -> Any:
-        found = yield from records.read(transactional_id)
-        outcome = deciding.rules.join(found, number, producer_id, epoch)
-        deciding.allowed(outcome, number, "a write")
-        yield from records.record_joins(transactional_id, number, at)
+        begin = yield from self.check_joins(transactional_id, number, producer_id, epoch)
+        yield from records.record_joins(transactional_id, number, at, begin)
 
     patch.setattr(Decisions, "join", join)
+
+
+@bug
+def a_lost_beginning_is_not_noticed(patch: Patch) -> None:
+    original = records.record_joins
+
+    def record(transactional_id: Any, number: Any, places: Any, begin: Any = None) -> Any:
+        recorded, _ = yield from original(transactional_id, number, places, begin)
+        return recorded, begin is not None
+
+    patch.setattr(records, "record_joins", record)
+
+
+@bug
+def any_number_begins_a_transaction(patch: Patch) -> None:
+    original = deciding.rules.begun_if_reserved
+
+    def begun(transaction: Any, number: int, coordinator: str, now_ms: int) -> Any:
+        taken = rules.replace(transaction, reserved=max(number, transaction.number))
+        return original(taken, number, coordinator, now_ms)
+
+    patch.setattr(deciding.rules, "begun_if_reserved", begun)
 
 
 @bug
