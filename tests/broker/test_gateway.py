@@ -27,17 +27,20 @@ SERVES = 'kafka_listen = "127.0.0.1:0"\n'
 RECORDS = by_kafka([(None, b"v", [], 0)])
 
 
+def is_gateway(process: psutil.Process) -> bool:
+    try:
+        return "kafka-gateway" in process.cmdline()
+    except psutil.NoSuchProcess:  # another child, which has just ended
+        return False
+
+
 def gateway_at(broker: BrokerProcess) -> tuple[int, str]:
     """The process id and the address of a broker's gateway, once it serves."""
     facts = json.loads((broker.directory / "broker.json").read_text())
     address = str(facts["kafka_address"])
 
     def process() -> int | None:
-        found = [
-            each.pid
-            for each in psutil.Process(broker.pid).children()
-            if "kafka-gateway" in each.cmdline()
-        ]
+        found = [each.pid for each in psutil.Process(broker.pid).children() if is_gateway(each)]
         ready = f"process {found[0]}: isolog kafka-gateway ready {address}" if found else ""
         return found[0] if ready and ready in broker.log_text() else None
 
