@@ -289,8 +289,7 @@ class Decisions:
         may allow it. Only a fresh one may deny it.
         """
         before, version = yield from records.read_version(transactional_id, fresh=fresh)
-        here = self.here()
-        found = rules.begun_if_reserved(before, number, here.coordinator, here.now_ms)
+        found = self._begun(before, number)
         outcome = rules.join(found, number, producer_id, epoch)
         if isinstance(outcome, Denied):
             if not fresh:
@@ -333,10 +332,9 @@ class Decisions:
         """
 
         forced: set[Joined] = set()
-        here = self.here()
 
         def judge(before: Transaction) -> Script[Outcome]:
-            found = rules.begun_if_reserved(before, asked.number, here.coordinator, here.now_ms)
+            found = self._begun(before, asked.number)
             outcome = rules.commit(
                 found,
                 asked.instance,
@@ -370,10 +368,9 @@ class Decisions:
             InvalidTransaction: The transaction is committed, and stays committed.
             ProducerFenced, UnknownTransaction: Another instance has the id, or it is unknown.
         """
-        here = self.here()
 
         def judge(before: Transaction) -> Script[Outcome]:
-            found = rules.begun_if_reserved(before, asked.number, here.coordinator, here.now_ms)
+            found = self._begun(before, asked.number)
             outcome = rules.abort(found, asked.instance, asked.number)
             if found.state is not State.OPEN or isinstance(outcome, Denied):
                 return outcome
@@ -381,6 +378,11 @@ class Decisions:
 
         outcome = yield from self.judge_record(asked.transactional_id, judge)
         return (yield from self.conclude(outcome, asked.number, "an abort"))
+
+    def _begun(self, found: Transaction, number: int) -> Transaction:
+        """Return the record after the beginning of the transaction if its number is reserved."""
+        here = self.here()
+        return rules.begun_if_reserved(found, number, here.coordinator, here.now_ms)
 
     def _reserving(self, decided: Transaction) -> Script[Transaction]:
         """Reserve the number of the owner's next transaction, unless it needs a producer id."""

@@ -160,7 +160,7 @@ def test_flight_returns_the_schema_of_a_topic(flight, log, hundred, topic):
 def test_listed_actions_are_the_calls(flight):
     found = {each.type: each.description for each in flight.list_actions()}
     assert found == {name: call.signature() for name, call in CALLS.items()}
-    assert found["commit-transaction"] == "CommitTransaction → TransactionDescription"
+    assert found["commit-transaction"] == "CommitTransaction → EndedTransaction"
 
 
 def test_steps_between_brokers_cannot_be_called_over_flight(flight):

@@ -314,8 +314,8 @@ def test_transactional_id_belongs_to_its_first_principal(asking, admin, topic):
             mine.append(topic, values("c"))
         assert root.describe_transaction("mine").principal == "alice"
         root.producer(transactional_id="mine").begin_transaction()
-        with pytest.raises(ProducerFenced):
-            mine.begin_transaction()
+        with pytest.raises(ProducerFenced), mine.transaction():
+            mine.append(topic, values("d"))
 
 
 def test_cluster_calls_need_an_administrator(asking: BrokerProcess, admin):
