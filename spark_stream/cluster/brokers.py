@@ -57,8 +57,8 @@ class RegisteredBroker(Struct, frozen=True):
     ``boot_id``: the boot id of its machine, if readers there may map its files.
     ``peer_address``: its address for other brokers, or empty if it does not serve them separately.
     ``flight``: its address for Flight, or empty if it does not serve Flight.
-    ``begins_reserved``: a write begins a transaction with a reserved number (the release before
-    does not have this).
+    ``begins_reserved``: a write begins a transaction with a reserved number. The previous release
+    lacks this.
     """
 
     id: str

@@ -5,6 +5,7 @@ the broker's memory, and the scripts that the broker starts itself.
 
 Order of steps of a join (``consistency.partition.open_transactions`` has the reason): the partition
 opens a join, the join is put on record, the partition confirms it, and then it takes the batch.
+The first join of a transaction with a reserved number also begins it.
 Many partitions can join before their batches come, with one write.
 """
 
@@ -86,7 +87,7 @@ class TransactionCoordinator:
         return self._clock.steady_us() // 1_000
 
     def here(self) -> Here:
-        """Return this broker as the one that handles a call now."""
+        """Return this broker's id and time for a call."""
         brokers = self._host.view.now.brokers.values()
         may_reserve = all(each.begins_reserved for each in brokers)
         return Here(self.coordinator, self.now_ms(), may_reserve)

@@ -73,7 +73,8 @@ class TransactionalProducer(Producer):
 
     Args:
         transactional_id: The id, 1 to 255 characters.
-        transaction_timeout_ms: Milliseconds after which the broker aborts an open transaction.
+        transaction_timeout_ms: Milliseconds after its first write, after which the broker aborts an
+            open transaction.
         settings: The settings of :class:`Producer`.
 
     Raises:
@@ -179,13 +180,13 @@ class TransactionalProducer(Producer):
     def begin_transaction(self) -> None:
         """Begin a transaction. Later writes belong to it.
 
-        Its timeout starts with its first write. Only the first transaction of a producer needs a
-        request here: the end of each one reserves the number of the next.
+        Its timeout starts with its first write. The commit or abort of a transaction usually
+        reserves the number of the next one, which then begins without a request.
 
         Raises:
             InvalidTransaction: A transaction is open already.
-            ProducerFenced: Another producer has taken the id over. The first write or the commit
-                may raise this instead.
+            ProducerFenced: Another producer has taken the id over. Without a request here, the
+                first write, the commit or the abort raises this.
         """
         with self._deciding:
             self._check_usable()
@@ -380,13 +381,16 @@ class TransactionalProducer(Producer):
             self._fenced = error
             self._branch = None
             raise
-        except _DECIDED:
+        except _DECIDED as error:
             if self._branch is not None:
+                last = self._last
                 self._over(self._branch)
+                if isinstance(error, UnknownTransaction):
+                    self._last = last  # the broker never had this number
             raise
 
     def _over(self, branch: Branch, ended: EndedTransaction | None = None) -> None:
-        """Forget the transaction. ``ended``: the broker's answer, if it has one."""
+        """Clear the ended transaction. ``ended``: the broker's answer, with the next number."""
         self._last = branch.number
         self._branch = None
         if ended is not None and ended.next_number >= 0:

@@ -107,16 +107,17 @@ def begun_if_reserved(
     """Return the record after the beginning of the transaction that has this reserved number.
 
     Otherwise return the record unchanged. The caller names the number, so it has the answer to the
-    decision before: that transaction is finished, although its record may not have that yet. If it
-    moves positions, its record always has that before the answer.
+    decision before. That transaction is finished, even if FINISH is not on record yet. (A commit
+    with positions is answered only after FINISH is on record.) Only the owner has that answer. A
+    caller that guesses the number harms its own id only, since others may not write under it.
     """
     if number < 0 or number != transaction.reserved:
         return transaction
     before = transaction
-    if transaction.state in DECIDED and not transaction.positions:
+    if transaction.state in DECIDED:
+        if transaction.positions:
+            return transaction
         before = entered(transaction, Event.FINISH)
-    if moved(before, Event.BEGIN) is None:
-        return transaction
     return replace(
         begun(before, Allotted(number, -1, coordinator), now_ms),
         after=before.number,

@@ -9,12 +9,13 @@ Each partition that the transaction may have written to has a separate record
 change the record of an open transaction: its outcome shows whether the partition's record, just
 written, came before the decision.
 
-A decision reserves the number of the owner's next transaction (``reserved``). The first event that
-names it begins that transaction: so a producer sends no BEGIN between two transactions.
+The owner's COMMIT or ABORT reserves the number of its next transaction (``reserved``). The first
+JOIN, COMMIT or ABORT with that number also begins it. So a producer sends no BEGIN between two
+transactions.
 
 ::
 
-                BEGIN, or JOIN           COMMIT                FINISH
+             BEGIN (or first event)      COMMIT                FINISH
     EMPTY, ─────────────────────▶ OPEN ───────────▶ COMMITTING ───────▶ COMMITTED
     COMMITTED,                     │   ABORT, EXPIRE, KILL,    FINISH
     ABORTED                        └───────────────▶ ABORTING ────────▶ ABORTED
@@ -36,8 +37,8 @@ Invariants:
   that are on record after it need a marker, and any broker can finish the transaction.
 * once COMMITTING, always committed. Once ABORTING, always aborted. A repeated call gets the same
   answer. The opposite one is denied.
-* the next transaction begins after the one before is finished in all partitions. The owner gets a
-  reserved number only then, with the answer to its decision.
+* the next transaction begins after the one before is finished in all partitions. The answer to a
+  decision has the reserved number, and comes after that.
 * a reserved number begins one transaction at most, and only for the owner that reserved it.
 * a commit that moves positions of named consumers announces them in the record, then checks the
   owners of the names, and decides only while its announcement is on record
@@ -236,7 +237,7 @@ class Transaction(Struct, frozen=True):
     reserved: int = -1
     """The number of the owner's next transaction, which its first event begins, or -1."""
     after: int = -1
-    """The number of the transaction before it, as its BEGIN named it."""
+    """The number of the transaction before it, as its BEGIN named it, or as it was on record."""
     producer_id: int = -1
     """The producer id of the owner's writes, or -1 if it writes under branches only."""
     epoch: int = -1

@@ -248,8 +248,8 @@ class Decisions:
         joins of a wrong stamp off the record.
 
         The first join of a reserved number also begins the transaction, in the same write, after
-        the joins. If that compare-and-set succeeds, no decision can have come before the joins. If
-        not, perhaps because another leader was faster, the record is read again.
+        the joins. If that compare-and-set succeeds, every decision comes after the joins. If it
+        fails (another leader was faster), the record is read again.
 
         Raises:
             ProducerFenced, TransactionAborted, InvalidTransaction, UnknownTransaction,
@@ -285,8 +285,8 @@ class Decisions:
     ) -> Script[Put | None]:
         """Raise an error unless the transaction has this producer, and is open or can begin.
 
-        Return the write that begins it, or None if it is open. Without ``fresh`` a cached record
-        may allow it. Only a fresh one may deny it.
+        Return the write that begins it, or None if it is open. Without ``fresh``, a cached record
+        is enough for a permission. A denial is checked against a fresh record.
         """
         before, version = yield from records.read_version(transactional_id, fresh=fresh)
         found = self._begun(before, number)
@@ -385,8 +385,13 @@ class Decisions:
         return rules.begun_if_reserved(found, number, here.coordinator, here.now_ms)
 
     def _reserving(self, decided: Transaction) -> Script[Transaction]:
-        """Reserve the number of the owner's next transaction, unless it needs a producer id."""
-        if rules.needs_producer_id(decided) or not self.here().may_reserve:
+        """Reserve the number of the owner's next transaction.
+
+        A sink has none: the begin of each batch checks its number. A transaction that needs another
+        producer id has none either.
+        """
+        is_batch = decided.batch >= 0
+        if is_batch or rules.needs_producer_id(decided) or not self.here().may_reserve:
             return decided
         number = yield from TakeNumber(Numbering.TRANSACTIONS, above=decided.number)
         return rules.reserve(decided, number)
@@ -430,15 +435,15 @@ def allowed(outcome: Outcome, number: int | None, asked: str) -> Transaction:
 
 
 def allot(found: Transaction, spare: Allotted, *, producer_id: bool = True) -> Script[Allotted]:
-    """Give ``spare`` a number above the record's, and a producer id if one is wanted.
+    """Give ``spare`` a number above all that the record has, and a producer id if one is wanted.
 
-    A reserved number is used first.
+    The writes of a displaced owner are fenced by their numbers. So the number of a new owner must
+    be above those, and above a reserved one.
     """
     number, producer = spare.number, spare.producer_id
-    if found.reserved >= 0:
-        number = found.reserved
-    elif number <= found.number:
-        number = yield from TakeNumber(Numbering.TRANSACTIONS, above=found.number)
+    used = max(found.number, found.displaced, found.reserved)
+    if number <= used:
+        number = yield from TakeNumber(Numbering.TRANSACTIONS, above=used)
     if producer_id and producer < 0:
         producer = yield from TakeNumber(Numbering.PRODUCERS)
     return Allotted(number, producer, spare.coordinator)

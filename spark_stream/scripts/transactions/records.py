@@ -2,7 +2,8 @@
 
 Anything may happen between the read and the write. If the record changed between them, it is read
 and judged again. So a judge may run more than once, and the written record is its judgement of the
-record that the write replaces.
+record that the write replaces. Only the first join of a reserved number is written in another way:
+with the joins (:func:`record_joins`).
 
 The partitions of a transaction are separate records, which are put and deleted, and never changed.
 The record of a sink whose id expired is moved to another key.
@@ -254,9 +255,9 @@ def read_joins() -> Script[list[Join]]:
 def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str]]]:
     """Remove the joins of transactions (number and id) that are finished on record.
 
-    Return the transactions that are decided but not finished: their joins are still needed. Joins
-    of open transactions stay too: these are finished later. So do those of a reserved number, which
-    may be just about to begin its transaction.
+    Return the transactions that are decided but not finished: their joins are still needed. Also
+    return reserved numbers, whose transaction may be about to begin. Joins of open transactions
+    stay too: these are finished later.
 
     A record is read once for all transactions of its id. The joins of more than ten transactions
     are found with one request, which lists those of the whole cluster.
@@ -268,11 +269,12 @@ def delete_joins(ended: Iterable[tuple[int, str]]) -> Script[list[tuple[int, str
         if transactional_id not in records:
             records[transactional_id] = yield from read(transactional_id)
         found = records[transactional_id]
-        if found is not None and found.number == number and found.state in DECIDED:
-            pending.append((number, transactional_id))
-        elif found is None or not (
-            number == found.reserved or (number == found.number and found.state is State.OPEN)
+        is_present = found is not None and found.number == number
+        if found is not None and (
+            found.reserved == number or (is_present and found.state in DECIDED)
         ):
+            pending.append((number, transactional_id))
+        elif found is None or not is_present or found.state is not State.OPEN:
             finished.add(number)
     joins: list[StoreRecord] = []
     if len(finished) > _LISTED_ALONE:

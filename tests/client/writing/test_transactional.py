@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 import isolog
 from isolog.errors import (
@@ -107,6 +108,19 @@ def test_a_number_that_was_reserved_long_ago_is_not_used(log, topic, producer, a
         producer.append(topic, values("1"))
     assert len([each for each in asked if isinstance(each, BeginTransaction)]) == 2
     assert found(log, topic) == [0, 1]
+
+
+def test_a_producer_continues_after_its_reserved_number_was_lost(log, topic, producer):
+    """A restored backup has no reserved numbers."""
+    log.create_topic(topic)
+    with producer.transaction():
+        producer.append(topic, values("0"))
+    producer._reserved = replace(producer._reserved, number=producer._reserved.number + 10_000)
+    with pytest.raises((UnknownTransaction, TransactionAborted)), producer.transaction():
+        producer.append(topic, values("1"))
+    with producer.transaction():
+        producer.append(topic, values("2"))
+    assert found(log, topic) == [0, 2]
 
 
 def test_a_transaction_times_out_from_its_first_write_on(log, topic, identity):

@@ -491,7 +491,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def decide(self, outcome: Outcome) -> None:
         """Reserve the next number, as a broker does."""
         decided = isinstance(outcome, Transaction) and self.record.state is State.OPEN
-        if decided and not rules.needs_producer_id(outcome):
+        if decided and outcome.batch < 0 and not rules.needs_producer_id(outcome):
             outcome = rules.reserve(outcome, self.fresh().number)
         self.take(outcome)
 
@@ -540,6 +540,11 @@ class TransactionMachine(RuleBasedStateMachine):
         fate = State.COMMITTED if found.state in COMMITS else State.ABORTED
         if found.state in (*COMMITS, *ABORTS) and found.number >= 0:
             assert self.fates.setdefault(found.number, fate) is fate
+
+    @invariant()
+    def an_open_transaction_is_not_fenced(self):
+        found = self.record
+        assert found.state is not State.OPEN or found.number > found.displaced
 
     @invariant()
     def a_reserved_number_is_above_the_present_one(self):

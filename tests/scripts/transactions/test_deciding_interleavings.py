@@ -15,6 +15,7 @@ from isolog.errors import (
     InvalidTransaction,
     IsologError,
     LeaderUnavailable,
+    ProducerFenced,
     TransactionAborted,
     UnknownTopic,
 )
@@ -32,6 +33,7 @@ from spark_stream.wire.transaction_messages import (
     BeginTransaction,
     CommitTransaction,
     InitTransactions,
+    OpenBranch,
     RenewTransaction,
 )
 from tests.examples import examples
@@ -327,12 +329,72 @@ def test_a_sweep_keeps_the_join_that_is_about_to_begin_a_transaction(steps: int)
     for _ in range(steps):
         if not late.over:
             world.advance(late)
-    assert world.run(B, delete_joins([(after[0], "x")])) == []
+    world.run(B, delete_joins([(after[0], "x")]))
     assert world.store.places(after[0]) == [world.at(0)]
     while not late.over:
         world.advance(late)
     ended(world, B, after)
     assert world.partition(0).visible() == [1]
+
+
+def take_over(world: World, broker: str, instance: str) -> None:
+    asked = InitTransactions(transactional_id="x", instance=instance)
+    world.run(broker, world.brokers[broker].decisions.take_over(asked))
+
+
+def test_a_new_owner_is_above_the_number_that_the_earlier_one_had_reserved():
+    """The brokers have separate blocks of numbers. A number below would count as fenced."""
+    world = watched()
+    begin(world, B, "y")
+    first = begin(world, A, "x")
+    after = ended(world, B, first)
+    take_over(world, A, "another")
+    asked = BeginTransaction(transactional_id="x", instance="another")
+    begun = world.run(A, world.brokers[A].decisions.begin(asked))
+    assert begun.number > after[0]
+    own = (begun.number, begun.producer_id, begun.epoch)
+    world.run(A, write("x", own, world.at(0), 7))
+    late = world.start(A, write("x", after, world.at(0), 8))
+    while not late.over:
+        world.advance(late)
+    assert isinstance(late.error, ProducerFenced)
+    end = CommitTransaction(
+        transactional_id="x", instance="another", number=own[0], branches=(own[1],)
+    )
+    world.run(B, world.brokers[B].decisions.commit(end))
+    assert world.partition(0).visible() == [7]
+
+
+def test_joins_of_a_number_that_a_new_owner_cancels_are_removed():
+    world = watched()
+    after = ended(world, A, begin(world, A, "x"))
+    world.store.put_many([join_of("x", after[0], world.at(0))])
+    ended_numbers = [(after[0], "x")]
+    assert world.run(B, delete_joins(ended_numbers)) == ended_numbers  # the next sweep, again
+    take_over(world, B, "another")
+    assert world.run(B, delete_joins(ended_numbers)) == []
+    assert world.store.places(after[0]) == []
+
+
+def test_a_sink_may_continue_the_id_of_a_producer():
+    world = watched()
+    ended(world, A, begin(world, A, "x"))
+    for batch, broker in enumerate((A, B, A)):
+        asked = OpenBranch(transactional_id="x", query="q", instance="run", batch=batch)
+        found, producer_id = world.run(
+            broker, world.brokers[broker].sinks.open_branch(asked, broker, 0)
+        )
+        world.run(broker, write("x", (found.number, producer_id, 0), world.at(0), batch))
+        end = CommitTransaction(
+            transactional_id="x",
+            instance="run",
+            number=found.number,
+            branches=(producer_id,),
+            batch=batch,
+        )
+        decided = world.run(broker, world.brokers[broker].decisions.commit(end))
+        assert (decided.state, decided.reserved) == (State.COMMITTED, -1)
+    assert world.partition(0).visible() == [0, 1, 2]
 
 
 def test_no_number_is_reserved_while_a_broker_has_another_release():
