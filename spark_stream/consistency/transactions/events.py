@@ -115,7 +115,7 @@ def begun_if_reserved(
         return transaction
     before = transaction
     if transaction.state in DECIDED:
-        if transaction.positions:
+        if transaction.state is State.COMMITTING and transaction.positions:
             return transaction
         before = entered(transaction, Event.FINISH)
     return replace(
@@ -227,7 +227,8 @@ def kill(transaction: Transaction, number: int | None = None) -> Outcome:
     With ``number``, a repeated call gets the same answer.
     """
     if number is not None and number != transaction.number:
-        return Denied(Denial.OVER, transaction)
+        is_later = number > transaction.number
+        return Denied(Denial.UNKNOWN if is_later else Denial.OVER, transaction)
     if number is not None and transaction.cause is Cause.KILLED:
         return transaction
     if moved(transaction, Event.KILL) is None:

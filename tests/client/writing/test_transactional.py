@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import isolog
 from isolog.errors import (
+    ConsumerFenced,
     InvalidOption,
     InvalidRequest,
     InvalidTransaction,
@@ -108,6 +109,25 @@ def test_a_number_that_was_reserved_long_ago_is_not_used(log, topic, producer, a
         producer.append(topic, values("1"))
     assert len([each for each in asked if isinstance(each, BeginTransaction)]) == 2
     assert found(log, topic) == [0, 1]
+
+
+def test_a_producer_continues_after_a_refused_position(log, topic, producer):
+    """The refused commit has announced the position."""
+    log.create_topic(topic)
+    log.create_topic(f"{topic}-in")
+    with log.producer() as source:
+        source.send(f"{topic}-in", b"1").result(20)
+    settings = {"isolation": "read_committed", "name": f"{topic}-reader"}
+    with log.consumer(f"{topic}-in", **settings) as consumer:
+        list(consumer.records(until="latest"))
+        producer.begin_transaction()
+        producer.append(topic, values("0"))
+        producer.commit_position(consumer)
+        with log.consumer(f"{topic}-in", **settings), pytest.raises(ConsumerFenced):
+            producer.commit_transaction()
+    with producer.transaction():
+        producer.append(topic, values("1"))
+    assert found(log, topic) == [1]
 
 
 def test_a_producer_continues_after_its_reserved_number_was_lost(log, topic, producer):

@@ -404,6 +404,14 @@ def test_positions_are_never_passed_over():
     assert started(decided) == decided
 
 
+def test_positions_of_an_abort_do_not_delay_the_next_transaction():
+    """A commit had announced them, and was refused."""
+    announced = ok(rules.announce(joined(), "a", 5, [PositionOf("c", "t", "id", 0, 3)]))
+    decided = rules.reserve(ok(rules.abort(announced, "a", 5)), 6)
+    begun = started(decided)
+    assert (begun.state, begun.number, begun.positions) == (State.OPEN, 6, ())
+
+
 def test_a_displaced_owner_cannot_use_its_reserved_number():
     taken = ok(rules.init(reserved(), "b", TIMEOUT, 2_000))
     assert started(taken) == taken
