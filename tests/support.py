@@ -53,9 +53,9 @@ def free_port() -> int:
 
 
 def open_files(pid: int | str = "self") -> dict[int, str]:
-    """Return the target of each descriptor of a process, without those that are closed meanwhile.
+    """Return the target of each descriptor of a process, on Linux.
 
-    Linux only.
+    A descriptor that is closed during this call may be missing.
     """
     found = {}
     for number in os.listdir(f"/proc/{pid}/fd"):

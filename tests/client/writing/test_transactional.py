@@ -143,15 +143,16 @@ def test_a_producer_continues_after_its_reserved_number_was_lost(log, topic, pro
     assert found(log, topic) == [0, 2]
 
 
-def test_a_transaction_times_out_from_its_first_write_on(log, topic, identity):
+def test_a_transaction_is_open_from_its_first_write_on(log, topic, producer, identity):
+    """Before, it cannot time out."""
     log.create_topic(topic)
-    with log.producer(transactional_id=identity, transaction_timeout_ms=300) as producer:
-        with producer.transaction():
-            producer.append(topic, values("0"))
-        producer.begin_transaction()
-        time.sleep(1)
-        producer.append(topic, values("1")).result(20)
-        producer.commit_transaction()
+    with producer.transaction():
+        producer.append(topic, values("0"))
+    producer.begin_transaction()
+    assert log.describe_transaction(identity).state == "committed"
+    producer.append(topic, values("1")).result(20)
+    assert log.describe_transaction(identity).state == "open"
+    producer.commit_transaction()
     assert found(log, topic) == [0, 1]
 
 

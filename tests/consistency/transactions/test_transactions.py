@@ -393,7 +393,7 @@ def test_no_other_number_begins_a_transaction(number: int):
 
 
 def test_a_decision_that_is_not_finished_on_record_does_not_delay_the_next_transaction():
-    """The caller knows the number, so the decision was finished."""
+    """The number is in the answer to the decision, which comes after the finish."""
     decided = rules.reserve(ok(rules.commit(joined(), "a", 5, [70])), 6)
     assert started(decided) == started(reserved())
 
@@ -506,7 +506,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule()
     def begin_reserved(self):
         found = self.record
-        if found.state not in DECIDED:  # before, no client knows the number
+        if found.state not in DECIDED:  # the answer with the number comes after FINISH
             self.take(rules.begun_if_reserved(found, found.reserved, "", self.now))
 
     @rule(off=near, own=st.booleans())
