@@ -207,7 +207,9 @@ class Pending(Struct):
     ``room``: the bytes reserved for them in the buffer. ``left``: the unused part of ``room``. A
     smaller record needs neither more room nor another batch. ``largest``: the size limit of a
     record. ``counted``: the number of records that the buffer has counted. ``flushes``: the number
-    of flushes before the first record.
+    of flushes before the first record. ``partition``: the requested partition of the last record.
+    ``placed``: each row from which another partition is requested, and this partition. None means
+    that the key decides.
     """
 
     outcomes: Outcomes
@@ -218,11 +220,12 @@ class Pending(Struct):
     counted: int = 0
     flushes: int = 0
     timer: Timer | None = None
+    partition: int | None = None
     keys: list[bytes | None] = field(default_factory=list)
     values: list[bytes | None] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)
     _headed: list[tuple[int, Headers]] = field(default_factory=list)
-    placed: list[tuple[int, int]] = field(default_factory=list)
+    placed: list[tuple[int, int | None]] = field(default_factory=list)
     _timed: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -254,6 +257,7 @@ class Pending(Struct):
         for listed in (self.placed, self._headed, self._timed):
             if listed and listed[-1][0] >= row:
                 listed.pop()
+        self.partition = self.placed[-1][1] if self.placed else None
 
     def _append(
         self,
@@ -264,8 +268,9 @@ class Pending(Struct):
         headers: Headers | None,
         timestamp: int | None,
     ) -> None:
-        if partition is not None:
+        if partition != self.partition:
             self.placed.append((row, partition))
+            self.partition = partition
         if headers:
             self._headed.append((row, headers))
         if timestamp is not None:
@@ -310,11 +315,15 @@ class Pending(Struct):
     def parts(self, partitions: int, keyless: int) -> list[Part]:
         """Split the records by partition: the requested one, else their key's, else ``keyless``."""
         batch = self.batch()
-        if not self._keyed and not self.placed:
-            return [(keyless, batch, np.arange(len(batch)))]
+        placed = self.placed or [(0, None)]
+        first, partition = placed[0]
+        if first == 0 and len(placed) == 1 and (partition is not None or not self._keyed):
+            return [(keyless if partition is None else partition, batch, np.arange(len(batch)))]
         places = partitions_of(batch.column("key"), partitions, keyless)
-        for row, partition in self.placed:
-            places[row] = partition
+        ends = [row for row, _ in placed[1:]]
+        for (row, partition), end in zip(placed, [*ends, len(batch)], strict=True):
+            if partition is not None:
+                places[row:end] = partition
         return list(split(batch, places))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import datetime
+from time import time_ns
 from types import TracebackType
 from typing import Final, Protocol, Self
 
@@ -36,6 +37,7 @@ from spark_stream.client.writing.batches import (
 from spark_stream.client.writing.lanes import ProducerIdentity
 from spark_stream.client.writing.loop import Settings
 from spark_stream.client.writing.partitioner import routed
+from spark_stream.client.writing.promises import RecordPromise
 from spark_stream.client.writing.sender import Sender
 from spark_stream.consistency.isolation import PRODUCER_LEVELS
 from spark_stream.consistency.transactions.transactions import PositionOf
@@ -49,7 +51,7 @@ from spark_stream.errors import (
 from spark_stream.schema.keys import key_columns
 from spark_stream.schema.schemas import fitted, is_default, of_topic
 from spark_stream.structs import INT64_MAX
-from spark_stream.transport.lifetime import ProcessBound, check_may_wait
+from spark_stream.transport.lifetime import ProcessBound, check_may_wait, check_not_inside
 from spark_stream.wire.limits import BATCH_BYTES_MAX
 from spark_stream.wire.topic_messages import TopicDescription
 from spark_stream.wire.transaction_messages import Branch
@@ -63,6 +65,7 @@ BUFFER_BYTES: Final = 64 << 20
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 3_600_000
 _RECORD_FIXED_BYTES: Final = 8  # the timestamp
+_new: Final = object.__new__
 
 
 class Positioned(Protocol):
@@ -129,7 +132,10 @@ class Producer(ProcessBound):
         self._sender = Sender(connection, topics, settings)
         if branch is not None:
             self._sender.write_as(*author_of(branch))
-        self._join = self._sender.join  # bound once: this is called for every record
+        # Bound once: `send` uses them for every record.
+        self._open = self._sender.open
+        self._lock = self._sender.buffer.lock
+        self._holds_lock = self._lock._is_owned  # type: ignore[attr-defined]
         self._dropped = weakref.finalize(self, self._sender.drop)
         self._dropped.atexit = False
         self._closed = False
@@ -175,7 +181,7 @@ class Producer(ProcessBound):
             >>> written.topic, written.count
             ('clicks', 1)
         """
-        # Most records are simple, and there are many: this path is short.
+        # Most records are simple, and there are many: they join a batch without another call.
         if not isinstance(value, bytes):
             value = as_bytes("value", value)
         size = _RECORD_FIXED_BYTES if value is None else _RECORD_FIXED_BYTES + len(value)
@@ -185,14 +191,37 @@ class Producer(ProcessBound):
             size += len(key)
         plain = partition is None or type(partition) is int
         if plain and headers is None and timestamp is None:
-            promise = self._join(topic, key, value, partition, size)
-            if promise is not None:
-                return promise
+            if self._holds_lock():
+                check_not_inside(self._lock)
+            with self._lock:
+                pending = self._open.get(topic)
+                if (
+                    pending is not None
+                    and size < pending.left
+                    and size <= pending.largest
+                    and (partition is None or 0 <= partition < pending.partitions)
+                ):
+                    pending.left -= size
+                    values = pending.values
+                    promise: RecordPromise = _new(RecordPromise)
+                    promise._outcomes, promise.row = pending.outcomes, len(values)
+                    try:
+                        if partition != pending.partition:
+                            pending.placed.append((promise.row, partition))
+                            pending.partition = partition
+                        pending.keys.append(key)
+                        values.append(value)
+                        pending.moments.append(time_ns())
+                    except BaseException:  # of a signal handler
+                        pending.cut(promise.row)
+                        raise
+                    return promise
         try:
             listed = as_headers(headers)
             size += sum(len(name.encode()) + len(data or b"") for name, data in listed or ())
             moment = None if timestamp is None else timestamp_us(timestamp)
             known = self._checked(topic, partition, size)
+            partition = None if partition is None else int(partition)
         except IsologError as error:
             return self._sender.settled(error)
         return self._sender.send(known, key, value, listed, moment, partition, size)

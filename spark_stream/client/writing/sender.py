@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from threading import get_ident
-from time import time_ns
 from types import FrameType
 from typing import Final
 
@@ -71,7 +70,6 @@ _LEAST_PART: Final = 512
 # At most 1 / _GRAB of the buffer is reserved in advance for later records.
 _GRAB: Final = 64
 _GRAB_FIRST_BYTES: Final = 4 << 10
-_new: Final = object.__new__
 
 
 Part = tuple[int, pa.RecordBatch, int]
@@ -144,7 +142,8 @@ class Sender:
         )
         self._core = self._loop.core
         self._pending: dict[str, list[_Waiting]] = {}
-        self._open: dict[str, Pending] = {}  # the pending ones that records may join
+        self.open: dict[str, Pending] = {}
+        """The pending batches that records may join, by topic. The buffer's lock guards them."""
         self._dropped = False
         self._inside: dict[int, FrameType] = {}  # the callers that use `_Whole`, by thread
         self._changing: set[int] = set()  # the threads in `_Change`
@@ -158,7 +157,7 @@ class Sender:
     def _leave_parent(self) -> None:
         """Refuse new records in a forked child. The parent sends the earlier ones."""
         self._pending.clear()
-        self._open.clear()
+        self.open.clear()
         self.buffer.close(self._lifetime.refusal())
 
     @property
@@ -176,37 +175,6 @@ class Sender:
     def keyless(self, partitions: int) -> int:
         """Return the next partition, in turn, for records without a key."""
         return next(self._keyless) % partitions
-
-    def join(
-        self, topic: str, key: bytes | None, value: bytes | None, partition: int | None, size: int
-    ) -> RecordPromise | None:
-        """Add a record of ``size`` bytes to the waiting ones of its topic.
-
-        Return None, without adding it, if no records wait or it needs :meth:`send`.
-        """
-        if self._holds_lock():
-            check_not_inside(self._lock)
-        with self._lock:
-            pending = self._open.get(topic)
-            if pending is None or size >= pending.left or size > pending.largest:
-                return None
-            if partition is not None and not 0 <= partition < pending.partitions:
-                return None
-            pending.left -= size
-            # `add` is inlined here, because this runs for every record.
-            values = pending.values
-            promise: RecordPromise = _new(RecordPromise)
-            promise._outcomes, promise.row = pending.outcomes, len(values)
-            try:
-                if partition is not None:
-                    pending.placed.append((promise.row, partition))
-                pending.keys.append(key)
-                values.append(value)
-                pending.moments.append(time_ns())
-            except BaseException:  # of a signal handler
-                pending.cut(promise.row)
-                raise
-            return promise
 
     def send(
         self,
@@ -275,7 +243,7 @@ class Sender:
             found = self.buffer.spare(most - pending.left)
             pending.room += found
             pending.left += found
-        self._open[topic] = pending
+        self.open[topic] = pending
 
     def append(self, known: TopicDescription, parts: Sequence[Part], size: int) -> Promise:
         """Take a batch of ``size`` bytes, split by partition.
@@ -347,7 +315,7 @@ class Sender:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
                 self._pending.clear()
-                self._open.clear()
+                self.open.clear()
                 for pending in waiting:
                     self._seal(pending)
             for pending in waiting:
@@ -427,7 +395,7 @@ class Sender:
         self._loop.abandon()
         with self._lock:
             self._pending.clear()
-            self._open.clear()
+            self.open.clear()
         unsettled = list(self.failures.unsettled)
         self.failures.unsettled.clear()
         for each in unsettled:
@@ -475,7 +443,7 @@ class Sender:
         """Pass the topic's waiting records to the core. The caller holds ``_order``."""
         with self._lock:
             waiting = self._pending.pop(topic, ())
-            self._open.pop(topic, None)
+            self.open.pop(topic, None)
             for _, pending in waiting:
                 self._seal(pending)
         for place, (known, pending) in enumerate(waiting):

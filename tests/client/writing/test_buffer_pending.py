@@ -57,13 +57,28 @@ def test_a_record_without_a_timestamp_gets_the_present_time_among_others():
 @settings(max_examples=examples(50))
 @given(rows, st.integers(0, 4))
 def test_the_partition_of_a_record_is_the_requested_one_or_that_of_its_key(records, keyless):
+    assert_placed(pending_of(records), records, keyless)
+
+
+@settings(max_examples=examples(50))
+@given(rows, rows, rows, st.integers(0, 4))
+def test_a_record_that_was_cut_off_changes_no_partition(earlier, interrupted, later, keyless):
+    pending = pending_of(earlier)
+    for key, value, heads, at, partition in interrupted:
+        pending.cut(pending.add(key, value, partition, heads, at).row)
+    for key, value, heads, at, partition in later:
+        pending.add(key, value, partition, heads, at)
+    assert_placed(pending, earlier + later, keyless)
+
+
+def assert_placed(pending: Pending, records, keyless: int) -> None:
     by_key = partitions_of(pa.array([key for key, *_ in records], pa.binary()), 5, keyless).tolist()
     expected = [
         place if named is None else named
         for place, (*_, named) in zip(by_key, records, strict=True)
     ]
     found = {}
-    for partition, part, numbers in pending_of(records).parts(5, keyless):
+    for partition, part, numbers in pending.parts(5, keyless):
         assert len(part) == len(numbers)
         found |= dict.fromkeys(numbers.tolist(), partition)
     assert [found[row] for row in range(len(records))] == expected
