@@ -53,7 +53,9 @@ def unpickled(made: bytes, needed: tuple[str, ...]) -> Any:
     import sys as system
 
     names = {"spark_stream": "isolog"}
-    missing = [names.get(each, each) for each in needed if importlib.util.find_spec(each) is None]
+    checked = "spark_stream" in system.modules  # with an earlier object
+    searched = () if checked else needed
+    missing = [names.get(each, each) for each in searched if not importlib.util.find_spec(each)]
     if missing:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the first line is then the one that helps
         raise ModuleNotFoundError(
