@@ -162,12 +162,12 @@ class _TopicAnswers:
 
     def take(self, answer: PartitionOffsets) -> None:
         """Record an answer, except for partitions whose leader was replaced."""
-        for number, each in answer.partitions.items():
-            if self._router.record_epoch(self.requested.topic, self.topic_id, number, each.epoch):
-                self._answers[number] = each
-                self.missing.discard(number)
-            else:
-                self.missing.add(number)
+        epochs = {number: each.epoch for number, each in answer.partitions.items()}
+        outdated = self._router.record_epochs(self.requested.topic, self.topic_id, epochs)
+        taken = {at: each for at, each in answer.partitions.items() if at not in outdated}
+        self._answers |= taken
+        self.missing -= taken.keys()
+        self.missing |= outdated
 
     def found(self) -> PartitionOffsets:
         """Return all answers combined."""

@@ -308,11 +308,11 @@ class PartitionOffset(Message):
     log_start_offset: int
     log_end_offset: int
     lineage: LineageField = ()
-    surviving: list[tuple[LineageField, int]] = []
+    surviving: tuple[tuple[LineageField, int], ...] = ()
     uncommitted: bool = False
     size: tuple[int, int] | None = None
     reached: int | None = None
-    states: list[RecordRun] = []
+    states: tuple[RecordRun, ...] = ()
     facts: PartitionFacts | None = None
 
 

@@ -319,9 +319,9 @@ def _offset(partition: Partition, asked: AskedTopic) -> PartitionOffset:
         log_start_offset=int(bounds.log_start_offset),
         log_end_offset=int(bounds.log_end_offset),
         lineage=partition.lineage(offset),
-        surviving=[
+        surviving=tuple(
             (each, int(partition.surviving(each))) for each in asked.lineages.get(number, ())
-        ],
+        ),
         uncommitted=reading is not None and partition.shows_uncommitted(*map(Offset, reading)),
         size=_size(partition, asked.sizes.get(number)),
         reached=_reached(partition, asked.budgets.get(number)),
@@ -354,13 +354,13 @@ def _reached(partition: Partition, asked: tuple[int, int, int] | None) -> int | 
     return None if asked is None else int(end_within(partition.log.tables(), *asked))
 
 
-def _states(partition: Partition, asked: tuple[int, int] | None) -> list[RecordRun]:
+def _states(partition: Partition, asked: tuple[int, int] | None) -> tuple[RecordRun, ...]:
     if asked is None:
-        return []
+        return ()
     start, end = asked
     if end - start > STATES_MAX:
         raise InvalidRequest(f"too many records: states of at most {STATES_MAX}, not {end - start}")
-    return partition.record_states(start, end)
+    return tuple(partition.record_states(start, end))
 
 
 @handles(FindLeaders)

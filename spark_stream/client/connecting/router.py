@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -167,11 +167,15 @@ class Router:
         with self._lock:
             return place.routes.record_leader(facts)
 
-    def record_epoch(self, topic: str, topic_id: str, partition: int, epoch: int) -> bool:
-        """Record that a leader answered in this epoch. Return False if a newer leader is known."""
+    def record_epochs(self, topic: str, topic_id: str, epochs: Mapping[int, int]) -> set[int]:
+        """Record the epochs in which leaders answered, by partition.
+
+        Return the partitions with a newer leader.
+        """
         place = self._place(topic, topic_id)
         with self._lock:
-            return place.routes.record_epoch(partition, epoch)
+            record = place.routes.record_epoch
+            return {number for number, epoch in epochs.items() if not record(number, epoch)}
 
     def on_failed(
         self, route: Route, error: IsologError, near: BrokerAddress | None = None
