@@ -33,6 +33,7 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.connections import Certificates, shared_backend
 from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.counts import BrokerCounts
+from spark_stream.broker.garbage import freeze_survivors
 from spark_stream.broker.gateway import GatewayProcess, check_gateway, gateway_command
 from spark_stream.broker.metrics.endpoint import MetricsEndpoint
 from spark_stream.broker.metrics.scrape import ScrapedBroker
@@ -593,6 +594,7 @@ def serve(config: BrokerConfig) -> NoReturn:
     """
     sys.setswitchinterval(_SWITCH_S)
     keep_free_memory()
+    freeze_survivors()
     logging.basicConfig(
         level=config.log_level,
         stream=sys.stderr,

@@ -10,6 +10,7 @@ another host, or one that finds another log there, fails before it reads or writ
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import threading
@@ -27,6 +28,7 @@ from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.lake_tables import LakeTables
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.spark.place import Place
+from spark_stream.datasource.spark.workers import in_a_worker
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
 from spark_stream.operating_system import boot_id, call_in_child
 from spark_stream.wire.cluster_messages import GetStatus
@@ -65,6 +67,8 @@ def session(place: Place, *, create: bool = False) -> Session:
     if found is not None:
         return found
     made = _connected(place, create)
+    if in_a_worker():
+        gc.freeze()  # so that no collection looks at the modules: they stay until the worker ends
     with _lock:
         return _sessions.setdefault(key, made)
 
