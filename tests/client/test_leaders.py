@@ -1,4 +1,4 @@
-"""Answers to a request that goes to all brokers."""
+"""Requests that go to all brokers, or to the leaders of partitions."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from isolog.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from spark_stream.client.leaders import call_each
+from spark_stream.client.connecting.router import Router
+from spark_stream.client.leaders import call_each, look_up_offsets
 from spark_stream.wire.cluster_messages import GetStatus
+from spark_stream.wire.topic_messages import (
+    AskedTopic,
+    ListedOffsets,
+    PartitionOffset,
+    PartitionOffsets,
+)
 
 
 class Refusing:
@@ -50,3 +57,41 @@ def test_a_refused_call_counts_as_an_answer(error: IsologError, is_answer: bool)
         lambda broker, _, took_s: noted.append((broker, took_s is not None)),
     )
     assert (found, noted) == ({}, [("1", is_answer)])
+
+
+class Answering:
+    """A connection with one broker, which leads two partitions and gives these answers in turn."""
+
+    timeout_s = 10.0
+    rack = None
+
+    def __init__(self, *epochs: tuple[int, int]) -> None:
+        self.answers = [offsets_in(each) for each in epochs]
+
+    def call(self, *_: object) -> ListedOffsets:
+        return self.answers.pop(0)
+
+
+def offsets_in(epochs: tuple[int, int]) -> ListedOffsets:
+    """The answer of leaders in these epochs, in which each partition ends at 10 times its epoch."""
+    found = {
+        number: PartitionOffset(
+            offset=10 * epoch, epoch=epoch, log_start_offset=0, log_end_offset=10 * epoch
+        )
+        for number, epoch in enumerate(epochs)
+    }
+    of_topic = PartitionOffsets(topic_id="id", partitions=found)
+    return ListedOffsets(topics={"a": of_topic}, unknown={})
+
+
+def test_an_answer_of_a_replaced_leader_is_not_used() -> None:
+    connection: Any = Answering((1, 2), (3, 1), (3, 1), (3, 4))
+    router = Router(connection)
+    asked = [AskedTopic(topic="a")]
+
+    def offsets() -> dict[int, int]:
+        return look_up_offsets(connection, router, asked).topics["a"].offsets
+
+    assert offsets() == {0: 10, 1: 20}
+    assert offsets() == {0: 30, 1: 40}
+    assert not connection.answers
