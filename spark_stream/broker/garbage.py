@@ -11,25 +11,33 @@ objects are examined again when there are twice as many as at the last such exam
 from __future__ import annotations
 
 import gc
+import time
+from collections.abc import Callable
 from typing import Any, Final
 
 _OLDEST: Final = 2
-FROZEN_LEAST: Final = 20_000
-"""The examination of fewer survivors takes some milliseconds, so they are not frozen."""
+LONG_S: Final = 0.005
+"""The time of a full collection above which its survivors are frozen."""
 
 
 def freeze_survivors() -> None:
-    """Freeze the survivors of each later full collection in this process."""
+    """Freeze the survivors of each later full collection in this process, if it takes long."""
     gc.callbacks.append(Survivors().on_collection)
 
 
 class Survivors:
-    """The frozen objects of this process."""
+    """The frozen objects of this process.
 
-    def __init__(self) -> None:
+    No call here may make a reference to an object of another thread, as `gc.get_objects` does:
+    CPython refuses to shorten a tuple with two references, so the other thread would fail.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
         self._frozen = 0
         self._examined = 0  # of the frozen objects, those of the last examination of all
         self._examines_all = True
+        self._began = 0.0
 
     def on_collection(self, phase: str, info: dict[str, Any]) -> None:
         """Take the interpreter's report of a collection, just before it and just after it."""
@@ -39,12 +47,10 @@ class Survivors:
             self._examines_all = self._frozen >= 2 * self._examined
             if self._examines_all:
                 gc.unfreeze()
-            return
-        if self._examines_all:
-            self._frozen = self._examined = 0
-        if len(gc.get_objects(generation=_OLDEST)) < FROZEN_LEAST:
-            return
-        gc.freeze()
-        self._frozen = gc.get_freeze_count()
-        if self._examines_all:
-            self._examined = self._frozen
+                self._frozen = self._examined = 0
+            self._began = self._now()
+        elif self._now() - self._began >= LONG_S:
+            gc.freeze()
+            self._frozen = gc.get_freeze_count()
+            if self._examines_all:
+                self._examined = self._frozen

@@ -7,8 +7,8 @@ import sys
 import textwrap
 
 _BEGIN = """
-import gc, weakref
-from spark_stream.broker.garbage import FROZEN_LEAST, freeze_survivors
+import gc, itertools, weakref
+from spark_stream.broker.garbage import LONG_S, Survivors
 
 class Held:
     pass
@@ -18,11 +18,18 @@ def cycle():
     first.other, second.other = second, first
     return first
 
-freeze_survivors()
-kept = [[] for _ in range(FROZEN_LEAST)]
+takes_s = LONG_S
+spent_s = 0.0
+
+def now():
+    global spent_s
+    spent_s += takes_s
+    return spent_s
+
+kept = [[] for _ in range(20_000)]
 one, ring = Held(), cycle()
 seen, seen_ring = weakref.ref(one), weakref.ref(ring)
-gc.collect()
+gc.callbacks.append(Survivors(now).on_collection)
 """
 
 
@@ -33,15 +40,25 @@ def in_another_process(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_survivors_of_a_full_collection_are_not_examined_again() -> None:
+def test_survivors_of_a_long_collection_are_not_examined_again() -> None:
     in_another_process("""
-        assert gc.get_freeze_count() >= FROZEN_LEAST
-        assert len(gc.get_objects()) < FROZEN_LEAST
+        gc.collect()
+        assert gc.get_freeze_count() >= len(kept)
+        assert len(gc.get_objects()) < len(kept)
+    """)
+
+
+def test_survivors_of_a_short_collection_are_not_frozen() -> None:
+    in_another_process("""
+        takes_s = LONG_S / 2
+        gc.collect()
+        assert gc.get_freeze_count() == 0
     """)
 
 
 def test_an_object_without_references_is_freed_immediately() -> None:
     in_another_process("""
+        gc.collect()
         del one
         assert seen() is None
     """)
@@ -49,25 +66,38 @@ def test_an_object_without_references_is_freed_immediately() -> None:
 
 def test_a_frozen_cycle_is_freed_after_the_objects_have_doubled() -> None:
     in_another_process("""
-        del ring
         gc.collect()
+        del ring
+        for _ in range(5):
+            gc.collect()
         assert seen_ring() is not None
         kept += [[] for _ in range(gc.get_freeze_count())]
-        gc.collect()
-        assert seen_ring() is not None
-        gc.collect()
+        for _ in range(2):
+            gc.collect()
         assert seen_ring() is None
-        frozen = gc.get_freeze_count()
-        assert frozen > len(kept)
-        gc.collect()
-        assert gc.get_freeze_count() == frozen
+        assert gc.get_freeze_count() > len(kept)
     """)
 
 
-def test_few_survivors_are_not_frozen() -> None:
+def test_collections_disturb_no_other_thread() -> None:
+    """A tuple that another thread makes must have no second reference."""
     in_another_process("""
-        frozen = gc.get_freeze_count()
-        kept += [[] for _ in range(FROZEN_LEAST // 2)]
-        gc.collect()
-        assert gc.get_freeze_count() == frozen
+        import threading, time
+        failures, ends = [], time.monotonic() + 1
+
+        def build():
+            try:
+                while time.monotonic() < ends:
+                    tuple(each for each in range(50))
+            except SystemError as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=build) for _ in range(3)]
+        for each in threads:
+            each.start()
+        while time.monotonic() < ends:
+            gc.collect()
+        for each in threads:
+            each.join()
+        assert not failures, failures
     """)

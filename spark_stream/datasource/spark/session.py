@@ -68,7 +68,7 @@ def session(place: Place, *, create: bool = False) -> Session:
         return found
     made = _connected(place, create)
     if in_a_worker():
-        gc.freeze()  # so that no collection looks at the modules: they stay until the worker ends
+        gc.freeze()  # PySpark collects after each task. The modules need no look
     with _lock:
         return _sessions.setdefault(key, made)
 
