@@ -33,7 +33,6 @@ from spark_stream.broker.config import BrokerConfig
 from spark_stream.broker.connections import Certificates, shared_backend
 from spark_stream.broker.core import BrokerCore, BrokerDisk
 from spark_stream.broker.counts import BrokerCounts
-from spark_stream.broker.garbage import freeze_survivors
 from spark_stream.broker.gateway import GatewayProcess, check_gateway, gateway_command
 from spark_stream.broker.metrics.endpoint import MetricsEndpoint
 from spark_stream.broker.metrics.scrape import ScrapedBroker
@@ -55,6 +54,7 @@ from spark_stream.cluster.view import PAUSE_S
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.environment import VERSION, Clock, Ids, SystemClock, SystemIds, SystemMachine
 from spark_stream.errors import DirectoryInUse, IsologError, StorageFailure
+from spark_stream.garbage import freeze_survivors
 from spark_stream.loggers import logger_of
 from spark_stream.operating_system import (
     UNIX_SOCKETS,

@@ -10,7 +10,6 @@ another host, or one that finds another log there, fails before it reads or writ
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import threading
@@ -30,6 +29,7 @@ from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.spark.place import Place
 from spark_stream.datasource.spark.workers import in_a_worker
 from spark_stream.errors import InvalidOption, UnknownLog, WrongCluster
+from spark_stream.garbage import freeze_survivors
 from spark_stream.operating_system import boot_id, call_in_child
 from spark_stream.wire.cluster_messages import GetStatus
 
@@ -68,7 +68,7 @@ def session(place: Place, *, create: bool = False) -> Session:
         return found
     made = _connected(place, create)
     if in_a_worker():
-        gc.freeze()  # PySpark collects after each task. The modules need no look
+        freeze_survivors()  # PySpark makes a full collection after each task
     with _lock:
         return _sessions.setdefault(key, made)
 

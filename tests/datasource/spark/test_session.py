@@ -18,6 +18,7 @@ from spark_stream.datasource.options import sink_options, source_options
 from spark_stream.datasource.reading.planning import Planner
 from spark_stream.datasource.reading.reader import RangeReader
 from spark_stream.datasource.reading.stream_reader import IsologStreamReader
+from spark_stream.datasource.spark import session as sessions
 from spark_stream.datasource.spark.place import Place, directory
 from spark_stream.datasource.spark.session import check_one_log, locate, session
 from spark_stream.datasource.values.offsets import Range
@@ -172,6 +173,19 @@ def test_a_task_on_another_host_refuses_a_directory_with_the_remedy(
         session(elsewhere)
     assert "--listen" in caught.value.hint
     assert "bootstrap" in caught.value.hint
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_only_workers_of_spark_freeze_objects(
+    in_worker: bool, logs: tuple[Place, Place], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(sessions, "freeze_survivors", lambda: frozen.append(True))
+    monkeypatch.setattr(sessions, "_sessions", {})
+    if in_worker:
+        monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "x")
+    session(logs[0])
+    assert frozen == [True] * in_worker
 
 
 def test_reading_a_wrong_path_creates_no_log(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A broker's garbage collector looks at most objects once."""
+"""The garbage collector looks at most objects once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 
 _BEGIN = """
 import gc, itertools, weakref
-from spark_stream.broker.garbage import LONG_S, Survivors
+from spark_stream.garbage import LONG_S, Survivors
 
 class Held:
     pass
