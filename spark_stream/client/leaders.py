@@ -149,7 +149,10 @@ def look_up_offsets(
 
 
 class _TopicAnswers:
-    """The answers for a topic in one round."""
+    """The answers for a topic in one round.
+
+    Threads call :meth:`take` in parallel, so it only changes its collections in place.
+    """
 
     def __init__(self, router: Router, requested: AskedTopic, first: PartitionOffsets) -> None:
         self._router = router
@@ -165,9 +168,9 @@ class _TopicAnswers:
         epochs = {number: each.epoch for number, each in answer.partitions.items()}
         outdated = self._router.record_epochs(self.requested.topic, self.topic_id, epochs)
         taken = {at: each for at, each in answer.partitions.items() if at not in outdated}
-        self._answers |= taken
-        self.missing -= taken.keys()
-        self.missing |= outdated
+        self._answers.update(taken)
+        self.missing.difference_update(taken)
+        self.missing.update(outdated)
 
     def found(self) -> PartitionOffsets:
         """Return all answers combined."""
