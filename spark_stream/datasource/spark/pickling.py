@@ -53,14 +53,14 @@ def unpickled(made: bytes, needed: tuple[str, ...]) -> Any:
     import sys as system
 
     names = {"spark_stream": "isolog"}
-    checked = "spark_stream" in system.modules  # with an earlier object
-    searched = () if checked else needed
-    missing = [names.get(each, each) for each in searched if not importlib.util.find_spec(each)]
-    if missing:
+    is_checked = "spark_stream.datasource.spark.pickling" in system.modules  # by an earlier object
+    lacks = [] if is_checked else [each for each in needed if not importlib.util.find_spec(each)]
+    if lacks:
+        missing = ", ".join(names.get(each, each) for each in lacks)
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"  # the first line is then the one that helps
         raise ModuleNotFoundError(
             f"isolog: a Python worker of Spark on {socket.gethostname()} runs {system.executable}"
-            f" (Python {platform.python_version()}), which lacks {', '.join(missing)}. Set"
+            f" (Python {platform.python_version()}), which lacks {missing}. Set"
             " PYSPARK_PYTHON, where the job is submitted, to a Python that has isolog and all that"
             " it needs on every host, or send isolog along with spark-submit (--archives,"
             ' --py-files); see "On a cluster" in docs/spark/cluster.md.'
