@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
+import dis
 import gc
 import itertools
 import os
@@ -13,12 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
+from functools import cache
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
 from isolog.errors import InvalidRequest, ReentrantCall, UnknownOutcome
+from spark_stream.client.writing import producer as producing
 from tests.examples import examples, is_quick
 from tests.support import values
 
@@ -103,6 +106,82 @@ def test_a_signal_handler_can_call_the_client_or_is_refused_immediately(log, top
     acknowledged = [each for each in futures if each.exception(20) is None]
     assert log.read(topic).num_rows == len(acknowledged)
     assert len(acknowledged) > len(futures) - 10
+
+
+class Interrupt(Exception):
+    """An exception of a signal handler."""
+
+
+_CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME"}
+
+
+@cache
+def after_calls(code: CodeType) -> frozenset[int]:
+    """Return the instructions before which CPython runs signal handlers, but for those of loops."""
+    found = dis.get_instructions(code)
+    return frozenset(
+        following.offset for each, following in itertools.pairwise(found) if each.opname in _CALLS
+    )
+
+
+def interrupted_after_calls(
+    call: Callable[[], object], number: int, handler: Callable[[], object]
+) -> bool:
+    """Call the handler after this number of calls in ``send``. Return whether there are as many."""
+    calls = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal calls
+        if frame.f_code is not producing.Producer.send.__code__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in after_calls(frame.f_code):
+            calls += 1
+            if calls == number:
+                handler()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+    return calls >= number
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_an_interrupted_send_changes_no_other_record(log, topic, raises):
+    """The signal arrives after each call of a send into an open batch."""
+    log.create_topic(topic, partitions=4)
+    sent: list[tuple[bytes, int | None, Any]] = []
+    number, is_reached = 1, True
+    while is_reached:
+        producer = log.producer(linger_ms=60_000)
+
+        def send(name: str, partition: int | None, producer: Any = producer) -> None:
+            value = f"{name} {len(sent)}".encode()
+            sent.append((value, partition, producer.send(topic, value, partition=partition)))
+
+        def handle(send: Callable[[str, int], None] = send) -> None:
+            if raises:
+                raise Interrupt
+            with suppress(ReentrantCall):
+                send("of the handler", 3)
+
+        send("first", 2)
+        send("second", 1)
+        with suppress(Interrupt):
+            is_reached = interrupted_after_calls(lambda: send("interrupted", 0), number, handle)
+        send("later", None)
+        send("last", 1)
+        producer.close()
+        number += 1
+    rows = {(row["partition"], row["offset"]): row["value"] for row in log.read(topic).to_pylist()}
+    for value, partition, future in sent:
+        written = future.result(20)
+        assert rows[written.partition, written.offset] == value
+        assert partition in (None, written.partition)
+    assert number > 7
 
 
 def test_a_handler_that_closes_the_log_or_a_producer_aborts_the_open_transaction(

@@ -2,8 +2,8 @@
 
 One lock guards the room. The sender uses it for its state too.
 
-Single records are appended to lists, which are converted to Arrow arrays as a whole. This is the
-only place of the client that handles single rows.
+Single records are appended to lists, which are converted to Arrow arrays as a whole. Only this
+module and :meth:`Producer.send` handle single rows.
 """
 
 from __future__ import annotations
@@ -208,8 +208,8 @@ class Pending(Struct):
     smaller record needs neither more room nor another batch. ``largest``: the size limit of a
     record. ``counted``: the number of records that the buffer has counted. ``flushes``: the number
     of flushes before the first record. ``partition``: the requested partition of the last record.
-    ``placed``: each row from which another partition is requested, and this partition. None means
-    that the key decides.
+    ``runs``: the first row of each run of records with one requested partition, and this partition.
+    None means that the key decides. The first run may be missing: its partition is None.
     """
 
     outcomes: Outcomes
@@ -225,7 +225,7 @@ class Pending(Struct):
     values: list[bytes | None] = field(default_factory=list)
     moments: list[int] = field(default_factory=list)
     _headed: list[tuple[int, Headers]] = field(default_factory=list)
-    placed: list[tuple[int, int | None]] = field(default_factory=list)
+    runs: list[tuple[int, int | None]] = field(default_factory=list)
     _timed: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -254,10 +254,10 @@ class Pending(Struct):
         """Remove the last row, which is incomplete."""
         for each in (self.keys, self.values, self.moments):
             del each[row:]
-        for listed in (self.placed, self._headed, self._timed):
+        for listed in (self.runs, self._headed, self._timed):
             if listed and listed[-1][0] >= row:
                 listed.pop()
-        self.partition = self.placed[-1][1] if self.placed else None
+        self.partition = self.runs[-1][1] if self.runs else None
 
     def _append(
         self,
@@ -269,7 +269,7 @@ class Pending(Struct):
         timestamp: int | None,
     ) -> None:
         if partition != self.partition:
-            self.placed.append((row, partition))
+            self.runs.append((row, partition))
             self.partition = partition
         if headers:
             self._headed.append((row, headers))
@@ -315,13 +315,13 @@ class Pending(Struct):
     def parts(self, partitions: int, keyless: int) -> list[Part]:
         """Split the records by partition: the requested one, else their key's, else ``keyless``."""
         batch = self.batch()
-        placed = self.placed or [(0, None)]
-        first, partition = placed[0]
-        if first == 0 and len(placed) == 1 and (partition is not None or not self._keyed):
+        runs = self.runs if self.runs and self.runs[0][0] == 0 else [(0, None), *self.runs]
+        partition = runs[0][1]
+        if len(runs) == 1 and (partition is not None or not self._keyed):
             return [(keyless if partition is None else partition, batch, np.arange(len(batch)))]
         places = partitions_of(batch.column("key"), partitions, keyless)
-        ends = [row for row, _ in placed[1:]]
-        for (row, partition), end in zip(placed, [*ends, len(batch)], strict=True):
+        ends = [row for row, _ in runs[1:]]
+        for (row, partition), end in zip(runs, [*ends, len(batch)], strict=True):
             if partition is not None:
                 places[row:end] = partition
         return list(split(batch, places))

@@ -65,7 +65,7 @@ BUFFER_BYTES: Final = 64 << 20
 TIMEOUT_MS: Final = 30_000
 TIMEOUT_MS_MAX: Final = 3_600_000
 _RECORD_FIXED_BYTES: Final = 8  # the timestamp
-_new: Final = object.__new__
+_new: Final = object.__new__  # a call of `RecordPromise` takes longer
 
 
 class Positioned(Protocol):
@@ -133,7 +133,7 @@ class Producer(ProcessBound):
         if branch is not None:
             self._sender.write_as(*author_of(branch))
         # Bound once: `send` uses them for every record.
-        self._open = self._sender.open
+        self._open = self._sender.open_batches
         self._lock = self._sender.buffer.lock
         self._holds_lock = self._lock._is_owned  # type: ignore[attr-defined]
         self._dropped = weakref.finalize(self, self._sender.drop)
@@ -181,7 +181,7 @@ class Producer(ProcessBound):
             >>> written.topic, written.count
             ('clicks', 1)
         """
-        # Most records are simple, and there are many: they join a batch without another call.
+        # Most records are simple, and there are many. `Pending.add` is inlined here: change both.
         if not isinstance(value, bytes):
             value = as_bytes("value", value)
         size = _RECORD_FIXED_BYTES if value is None else _RECORD_FIXED_BYTES + len(value)
@@ -207,7 +207,7 @@ class Producer(ProcessBound):
                     promise._outcomes, promise.row = pending.outcomes, len(values)
                     try:
                         if partition != pending.partition:
-                            pending.placed.append((promise.row, partition))
+                            pending.runs.append((promise.row, partition))
                             pending.partition = partition
                         pending.keys.append(key)
                         values.append(value)

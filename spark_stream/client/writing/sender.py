@@ -1,5 +1,7 @@
 """The sender: it gathers records to batches, passes them to the core, and settles them.
 
+:meth:`Producer.send` adds most records to an open batch itself, under the lock of the buffer.
+
 Memory is bounded: unsettled records count against ``buffer_bytes``, and a caller that is faster
 than the broker waits (backpressure, in ``buffer``). Records of one partition stay in the order of
 the calls.
@@ -142,7 +144,7 @@ class Sender:
         )
         self._core = self._loop.core
         self._pending: dict[str, list[_Waiting]] = {}
-        self.open: dict[str, Pending] = {}
+        self.open_batches: dict[str, Pending] = {}
         """The pending batches that records may join, by topic. The buffer's lock guards them."""
         self._dropped = False
         self._inside: dict[int, FrameType] = {}  # the callers that use `_Whole`, by thread
@@ -157,7 +159,7 @@ class Sender:
     def _leave_parent(self) -> None:
         """Refuse new records in a forked child. The parent sends the earlier ones."""
         self._pending.clear()
-        self.open.clear()
+        self.open_batches.clear()
         self.buffer.close(self._lifetime.refusal())
 
     @property
@@ -243,7 +245,7 @@ class Sender:
             found = self.buffer.spare(most - pending.left)
             pending.room += found
             pending.left += found
-        self.open[topic] = pending
+        self.open_batches[topic] = pending
 
     def append(self, known: TopicDescription, parts: Sequence[Part], size: int) -> Promise:
         """Take a batch of ``size`` bytes, split by partition.
@@ -315,7 +317,7 @@ class Sender:
             with self._lock:
                 waiting = [each for listed in self._pending.values() for _, each in listed]
                 self._pending.clear()
-                self.open.clear()
+                self.open_batches.clear()
                 for pending in waiting:
                     self._seal(pending)
             for pending in waiting:
@@ -395,7 +397,7 @@ class Sender:
         self._loop.abandon()
         with self._lock:
             self._pending.clear()
-            self.open.clear()
+            self.open_batches.clear()
         unsettled = list(self.failures.unsettled)
         self.failures.unsettled.clear()
         for each in unsettled:
@@ -443,7 +445,7 @@ class Sender:
         """Pass the topic's waiting records to the core. The caller holds ``_order``."""
         with self._lock:
             waiting = self._pending.pop(topic, ())
-            self.open.pop(topic, None)
+            self.open_batches.pop(topic, None)
             for _, pending in waiting:
                 self._seal(pending)
         for place, (known, pending) in enumerate(waiting):

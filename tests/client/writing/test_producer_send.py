@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import select
 import threading
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from spark_stream.client.writing import producer as producing
 from spark_stream.client.writing.buffer import Buffer
 from spark_stream.client.writing.lanes import Outgoing
 from spark_stream.operating_system import PORTABLE
+from tests.examples import examples
 from tests.support import NUMBERS, values
 
 pytestmark = pytest.mark.slow  # each test uses a broker
@@ -219,6 +221,36 @@ def test_a_named_partition_overrides_the_key(log, topic):
         keyed = producer.send(topic, b"v", key=b"k")
     assert [future.result().partition for future in named] == list(range(6))
     assert keyed.result().partition == partition_of(b"k", 6)
+
+
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_records_of_an_open_batch_go_to_their_own_partitions(log, topic, seed):
+    chance, sent, partition = random.Random(seed), [], None
+    log.create_topic(topic, partitions=4)
+    with suppress(UnknownPartition), log.producer(linger_ms=60_000) as producer:
+        for number in range(300):
+            if chance.random() < 0.3:
+                partition = chance.choice([None, 0, 1, 2, 3, np.int64(2), 4, -1])
+            key = chance.choice([None, b"k", b"%d" % number])
+            headers = chance.choice([None, None, None, {"h": b"1"}])
+            value = b"%d" % number
+            future = producer.send(topic, value, key=key, partition=partition, headers=headers)
+            sent.append((value, key, partition, future))
+    rows = {(row["partition"], row["offset"]): row for row in log.read(topic).to_pylist()}
+    stored = 0
+    for value, key, partition, future in sent:
+        if partition in (4, -1):
+            assert isinstance(future.exception(), UnknownPartition)
+            continue
+        written = future.result()
+        row = rows[written.partition, written.offset]
+        assert (row["value"], row["key"]) == (value, key)
+        if partition is not None:
+            assert written.partition == partition
+        elif key is not None:
+            assert written.partition == partition_of(key, 4)
+        stored += 1
+    assert stored == len(rows)
 
 
 def test_records_without_keys_use_all_partitions(log, topic):
