@@ -72,7 +72,7 @@ def test_leader_returns_the_transaction_state_of_each_record(channel, t):
     assert (one.facts.last_stable_offset, one.facts.high_watermark) == (3, 6)
     assert [(each.transaction, each.first_offset) for each in one.facts.open] == [(owner.number, 3)]
     assert one.facts.size > 0
-    assert (other.states, other.facts.open, other.facts.size) == ([], [], 0)
+    assert (other.states, other.facts.open, other.facts.size) == ((), [], 0)
     owner.abort()
     assert listed(channel, t, states={"0": [3, 5]}).partitions[0].states[0].state == "aborted"
 
