@@ -6,7 +6,11 @@ their partition, or are parts of modules. So the survivors of a full collection 
 collections do not look at them.
 
 Objects without references are still freed immediately. Only a frozen cycle stays. Therefore all
-objects are examined again when there are twice as many as at the last such examination.
+objects are examined again when twice as many are frozen as after the last such examination, or as
+at any time since.
+
+An incremental collector, as in some releases of Python 3.14, makes few full collections by itself.
+Then this module has almost no effect.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ def freeze_survivors() -> None:
 
 
 class Survivors:
-    """The frozen objects of this process.
+    """The rule for a freeze, and for an examination of all objects.
 
     No call here may make a reference to an object of another thread, as `gc.get_objects` does:
     CPython refuses to shorten a tuple with two references, so the other thread would fail.
@@ -41,7 +45,7 @@ class Survivors:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._frozen = 0
-        self._examined = 0  # of the frozen objects, those of the last examination of all
+        self._examined = 0  # the least number of frozen objects since all were examined
         self._examines_all = True
         self._began = 0.0
 
@@ -58,5 +62,5 @@ class Survivors:
         elif self._now() - self._began >= LONG_S:
             gc.freeze()
             self._frozen = gc.get_freeze_count()
-            if self._examines_all:
-                self._examined = self._frozen
+            least = self._frozen if self._examines_all else self._examined
+            self._examined = min(least, self._frozen)

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 _BEGIN = """
-import gc, itertools, weakref
+import gc, weakref
 from spark_stream.garbage import LONG_S, Survivors
 
 class Held:
@@ -79,9 +81,28 @@ def test_a_frozen_cycle_is_freed_after_the_objects_have_doubled() -> None:
     """)
 
 
-def test_collections_disturb_no_other_thread() -> None:
-    """A tuple that another thread makes must have no second reference."""
+def test_the_limit_for_frozen_objects_falls_with_their_number() -> None:
     in_another_process("""
+        gc.collect()
+        before = gc.get_freeze_count()
+        kept.clear()
+        gc.collect()
+        few = gc.get_freeze_count()
+        assert few < before / 1.5
+        del ring
+        more = [[] for _ in range(few)]
+        for _ in range(2):
+            gc.collect()
+        assert gc.get_freeze_count() < 2.5 * before
+        assert seen_ring() is None
+    """)
+
+
+@pytest.mark.parametrize("takes_s", ["LONG_S", "LONG_S / 50"])
+def test_collections_disturb_no_other_thread(takes_s: str) -> None:
+    """A tuple that another thread makes must have no second reference."""
+    in_another_process(f"""
+        takes_s = {takes_s}
         import threading, time
         failures, ends = [], time.monotonic() + 1
 
