@@ -147,7 +147,7 @@ def test_order_is_the_same_in_thirty_reads_and_after_a_failover():
     with LocalCluster(3) as cluster, cluster.connect() as log:
         ids = ["1", "2", "3"]
         log.create_topic("t", schema=NUMBERS, assignment=[ids[n:] + ids[:n] for n in (0, 1, 2)] * 6)
-        with log.producer() as producer:
+        with log.producer(isolation="read_committed") as producer:  # replicated before the reads
             for first in range(0, 1800, 50):
                 producer.append("t", numbers(first, 50), partition=first // 100)
 
