@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -221,6 +222,7 @@ class Worker(threading.Thread):
         try:
             self._task(self)
         except BaseException as error:
+            traceback.print_exc()
             self.notes.surprises.append(error)
 
     def place(self) -> tuple[str, int]:
