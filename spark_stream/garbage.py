@@ -16,6 +16,7 @@ Then this module has almost no effect.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from functools import cache
@@ -45,8 +46,7 @@ class Survivors:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._frozen = 0
-        self._examined = 0  # the least number of frozen objects since all were examined
-        self._examines_all = True
+        self._examined = math.inf  # the least number of frozen objects since all were examined
         self._began = 0.0
 
     def on_collection(self, phase: str, info: dict[str, Any]) -> None:
@@ -54,13 +54,11 @@ class Survivors:
         if info["generation"] != _OLDEST:
             return
         if phase == "start":
-            self._examines_all = self._frozen >= 2 * self._examined
-            if self._examines_all:
+            if self._frozen >= 2 * self._examined:
                 gc.unfreeze()
-                self._frozen = self._examined = 0
+                self._frozen, self._examined = 0, math.inf
             self._began = self._now()
         elif self._now() - self._began >= LONG_S:
             gc.freeze()
             self._frozen = gc.get_freeze_count()
-            least = self._frozen if self._examines_all else self._examined
-            self._examined = min(least, self._frozen)
+            self._examined = min(self._examined, self._frozen)
