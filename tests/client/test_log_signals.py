@@ -28,6 +28,14 @@ from tests.support import values
 pytestmark = pytest.mark.timeout(100)
 
 
+def traced(call: Callable[[], object], trace: Callable[[FrameType, str, object], Any]) -> None:
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(None)
+
+
 def interrupted(call: Callable[[], object], number: int, handler: Callable[[], object]) -> bool:
     """Send a signal before the line of this number. Return whether there is one."""
     lines, before = 0, signal.signal(signal.SIGUSR1, lambda *_: handler())
@@ -42,11 +50,9 @@ def interrupted(call: Callable[[], object], number: int, handler: Callable[[], o
                 signal.raise_signal(signal.SIGUSR1)
         return trace
 
-    sys.settrace(trace)
     try:
-        call()
+        traced(call, trace)
     finally:
-        sys.settrace(None)
         signal.signal(signal.SIGUSR1, before)
     return lines >= number
 
@@ -141,11 +147,7 @@ def interrupted_after_calls(
                 handler()
         return trace
 
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(None)
+    traced(call, trace)
     return calls >= number
 
 
