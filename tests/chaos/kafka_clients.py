@@ -26,8 +26,15 @@ from confluent_kafka import KafkaException, TopicPartition
 
 import isolog
 from isolog.testing import LocalCluster
-from spark_stream.client.values import Written
-from tests.chaos.workers import KAFKA_TOPIC, PARTITIONS, Notes, Sent, Worker, next_transaction
+from tests.chaos.workers import (
+    KAFKA_TOPIC,
+    PARTITIONS,
+    Delivered,
+    Notes,
+    Sent,
+    Worker,
+    next_transaction,
+)
 from tests.support import eventually, free_port
 
 LEVELS = {"read_replicated": "read_uncommitted", "read_committed": "read_committed"}
@@ -180,7 +187,7 @@ class KafkaClients:
         partition = worker.random.randrange(PARTITIONS)
         for _ in range(worker.random.randint(1, 8)):
             number, worker.number = worker.number, worker.number + 1
-            future: Future[Written] = Future()
+            future: Future[Delivered] = Future()
             sent = Sent(number, 1, (KAFKA_TOPIC, partition), future, time.monotonic_ns())
             future.add_done_callback(sent.note_answer)
             producer.produce(
@@ -188,7 +195,7 @@ class KafkaClients:
                 b"%d" % number,
                 worker.name.encode(),
                 partition,
-                on_delivery=lambda error, message, future=future: _settle(future, error, message),
+                on_delivery=lambda error, message, future=future: settle(future, error, message),
             )
             found.append(sent)
         return found
@@ -370,9 +377,10 @@ class KafkaClients:
 _MANUAL = {"enable.auto.commit": False}
 
 
-def _settle(future: Future[Written], error: Any, message: Any) -> None:
+def settle(future: Future[Delivered], error: Any, message: Any) -> None:
+    """Take a delivery report. confluent-kafka would replace an error here by a SystemError."""
     if error is None:
-        future.set_result(Written(message.topic(), message.partition(), message.offset(), 1))
+        future.set_result(Delivered(message.offset()))
     else:
         future.set_exception(KafkaException(error))
 

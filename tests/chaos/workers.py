@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -233,23 +233,32 @@ class Worker(threading.Thread):
         time.sleep(self.random.random() * longest_s)
 
 
+class Delivered(NamedTuple):
+    """An acknowledgement for a Kafka client.
+
+    Its offset is unknown if the client only has the answer about a later batch.
+    """
+
+    offset: int | None
+
+
 @dataclass
 class Sent:
     first: int
     count: int
     to: tuple[str, int]
-    future: Future[Written]
+    future: Future[Written] | Future[Delivered]
     called: int
     returned: int = 0
 
     def told(self) -> tuple[str, int | None]:
-        """Return the outcome so far: ok, with an offset, or unknown."""
+        """Return the outcome so far: ok, with the offset if it is known, or unknown."""
         if not self.future.done() or self.future.cancelled() or self.future.exception():
             return "unknown", None
         self.returned = self.returned or time.monotonic_ns()
         return "ok", self.future.result().offset
 
-    def note_answer(self, _: Future[Written]) -> None:
+    def note_answer(self, _: object) -> None:
         self.returned = time.monotonic_ns()
 
 
