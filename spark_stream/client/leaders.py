@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Final
 
@@ -149,10 +149,7 @@ def look_up_offsets(
 
 
 class _TopicAnswers:
-    """The answers for a topic in one round.
-
-    Threads call :meth:`take` in parallel, so it only changes its collections in place.
-    """
+    """The answers for a topic in one round."""
 
     def __init__(self, router: Router, requested: AskedTopic, first: PartitionOffsets) -> None:
         self._router = router
@@ -168,9 +165,8 @@ class _TopicAnswers:
         epochs = {number: each.epoch for number, each in answer.partitions.items()}
         outdated = self._router.record_epochs(self.requested.topic, self.topic_id, epochs)
         taken = {at: each for at, each in answer.partitions.items() if at not in outdated}
-        self._answers.update(taken)
-        self.missing.difference_update(taken)
-        self.missing.update(outdated)
+        self._answers |= taken
+        self.missing = self.missing - taken.keys() | outdated
 
     def found(self) -> PartitionOffsets:
         """Return all answers combined."""
@@ -209,12 +205,15 @@ class _LookUp:
             for each in topic.elsewhere:
                 if each.leader is not None and each.address and self._record_leader(topic, each):
                     groups.setdefault(each.address, defaultdict(list))[name].append(each.partition)
-        in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
+        answers = in_parallel(self._ask, groups.items(), _BROKERS_AT_ONCE)
+        for wanted, answer in zip(groups.values(), answers, strict=True):
+            self._take(wanted, answer)
 
     def _record_leader(self, topic: _TopicAnswers, leader: LeaderFacts) -> bool:
         return self._router.record_leader(topic.requested.topic, topic.topic_id, leader)
 
-    def _ask(self, group: tuple[str, Mapping[str, list[int]]]) -> None:
+    def _ask(self, group: tuple[str, Mapping[str, list[int]]]) -> ListedOffsets | IsologError:
+        """Call a leader. Return its answer, or a retriable error. Threads do this in parallel."""
         address, wanted = group
         request = ListOffsets(
             topics=[
@@ -225,11 +224,16 @@ class _LookUp:
         try:
             link = self._connection.at(address)
             turn = self._connection.turn(self._deadline, self._rounds)
-            answer = link.call(request, turn)
+            return link.call(request, turn)
         except IsologError as error:
             if not error.retriable:
                 raise
-            self._failure = error
+            return error
+
+    def _take(self, wanted: Iterable[str], answer: ListedOffsets | IsologError) -> None:
+        """Record the answer about these topics."""
+        if isinstance(answer, IsologError):
+            self._failure = answer
             return
         for name in wanted:
             topic, found = self._topics[name], answer.topics.get(name)
