@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import py4j
 import pyspark
@@ -17,7 +18,16 @@ import spark_stream
 from spark_stream.datasource import IsologDataSource
 from spark_stream.datasource.spark.pickling import NEEDED
 
-LOAD = "import pickle, sys; sys.path.append(sys.argv[1]); pickle.load(sys.stdin.buffer)"
+LOAD = """
+import importlib, pickle, sys
+sys.path.append(sys.argv[1])
+for name in sys.argv[2:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        pass
+pickle.load(sys.stdin.buffer)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +41,25 @@ def test_unpickled_object_equals_the_original(pickled: bytes) -> None:
     assert dict(arrived.options) == {"path": "/a", "subscribe": "b"}
 
 
-def test_python_without_isolog_reports_the_missing_modules(pickled: bytes, tmp_path: Path) -> None:
-    for package in (pyspark, py4j):
+@pytest.mark.parametrize(
+    ("packages", "imported_before"),
+    [
+        pytest.param([pyspark, py4j], [], id="without isolog"),
+        pytest.param(
+            [pyspark, py4j, spark_stream],
+            ["spark_stream", "spark_stream.client.log"],
+            id="with isolog alone, which a function of the user has imported",
+        ),
+    ],
+)
+def test_python_reports_all_missing_modules(
+    packages: list[ModuleType], imported_before: list[str], pickled: bytes, tmp_path: Path
+) -> None:
+    for package in packages:
         [place] = package.__path__
         (tmp_path / package.__name__).symlink_to(place)
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", LOAD, tmp_path],
+        [sys.executable, "-I", "-S", "-c", LOAD, tmp_path, *imported_before],
         input=pickled,
         capture_output=True,
         timeout=120,
@@ -46,7 +69,9 @@ def test_python_without_isolog_reports_the_missing_modules(pickled: bytes, tmp_p
     assert last.startswith("ModuleNotFoundError: isolog: a Python worker of Spark on ")
     assert f" runs {sys.executable} (Python " in last
     assert "which lacks pyarrow, numpy, " in last
-    assert ", isolog. Set PYSPARK_PYTHON, where the job is submitted" in last
+    lacks_isolog = spark_stream not in packages
+    assert (", isolog. Set PYSPARK_PYTHON" in last) == lacks_isolog
+    assert ". Set PYSPARK_PYTHON, where the job is submitted" in last
 
 
 PLANNER = """
