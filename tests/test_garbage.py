@@ -98,6 +98,25 @@ def test_the_limit_for_frozen_objects_falls_with_their_number() -> None:
     """)
 
 
+def test_a_broker_freezes_survivors() -> None:
+    in_another_process("""
+        from spark_stream.broker import process
+
+        class Serving(Exception):
+            pass
+
+        def serving(config):
+            raise Serving
+
+        process.Broker = serving
+        try:
+            process.serve(process.BrokerConfig(dir="log", listen="127.0.0.1:0"))
+        except Serving:
+            pass
+        assert sum(isinstance(each.__self__, Survivors) for each in gc.callbacks) == 2
+    """)
+
+
 @pytest.mark.parametrize("takes_s", ["LONG_S", "LONG_S / 50"])
 def test_collections_disturb_no_other_thread(takes_s: str) -> None:
     """A tuple that another thread makes must have no second reference."""
