@@ -188,8 +188,8 @@ def joining_bytes(batch: pa.RecordBatch, known: TopicDescription) -> int:
     return size
 
 
-def check_partition(known: TopicDescription, partition: int) -> int:
-    """Return the partition.
+def check_partition(known: TopicDescription, partition: int) -> None:
+    """Check a requested partition.
 
     Raises:
         InvalidOption: The partition is not an integer.
@@ -211,7 +211,6 @@ def check_partition(known: TopicDescription, partition: int) -> int:
             topic=known.name,
             partition=int(partition),
         )
-    return int(partition)
 
 
 def one_batch(data: Any, schema: pa.Schema) -> pa.RecordBatch:
