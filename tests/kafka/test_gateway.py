@@ -194,7 +194,8 @@ def test_kcat_writes_and_reads(topic, server):
     assert written.returncode == 0
     read = ["kcat", "-b", server, "-t", topic, "-C", "-e", "-q", "-f", "%o %k %s\n"]
     assert subprocess.check_output(read, text=True, timeout=WAIT_S) == "0 a 1\n1 b 2\n"
-    assert topic in subprocess.check_output(["kcat", "-b", server, "-L"], text=True)
+    listed = ["kcat", "-b", server, "-L", "-m", f"{WAIT_S:.0f}"]
+    assert topic in subprocess.check_output(listed, text=True, timeout=2 * WAIT_S)
 
 
 # -- requests of our own ---------------------------------------------------------------------------
