@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from numbers import Integral
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -47,6 +47,7 @@ from spark_stream.wire.topic_messages import (
     DeleteTopic,
     DescribeTopic,
     ListedOffsets,
+    ListOffsets,
     ListTopics,
     PartitionOffsets,
     TopicDescription,
@@ -65,6 +66,15 @@ Key = tuple[str, int]
 
 Target = str | datetime | Mapping[Key, int] | Mapping[Key, datetime] | Mapping[Key, int | datetime]
 """The argument of a seek: a name, a moment, or an offset or a moment for each partition."""
+
+
+class TopicOutline(NamedTuple):
+    """The name of a topic, its id and its number of partitions."""
+
+    name: str
+    id: str
+    partitions: int
+
 
 _TRIES: Final = 5
 _NAMED: Final = {"earliest": EARLIEST, "latest": LATEST}
@@ -108,6 +118,15 @@ class TopicsClient:
     def names(self, *, readable: bool = False) -> list[str]:
         """Return the names of the topics that the caller may describe, or may read."""
         return self._connection.call(ListTopics(readable=readable)).topics
+
+    def outlines(self) -> list[TopicOutline]:
+        """Return the topics that the caller may describe, with two requests for all of them."""
+        asked = [AskedTopic(topic=name, facts=True) for name in self.names()]
+        found = self._connection.call(ListOffsets(topics=asked)).topics
+        return [
+            TopicOutline(name, each.topic_id, len(each.partitions) + len(each.elsewhere))
+            for name, each in found.items()
+        ]
 
     def describe(self, topic: str) -> TopicDescription:
         return self._remember(self._connection.call(DescribeTopic(topic=checked_topic(topic))))

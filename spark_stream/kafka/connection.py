@@ -22,7 +22,7 @@ SERVED: Final[dict[str, Versions]] = {
     "Produce": Versions(3, 9),
     "Fetch": Versions(4, 12),
     "ListOffsets": Versions(1, 6),
-    "Metadata": Versions(0, 9),
+    "Metadata": Versions(0, 12),
     "ApiVersions": Versions(0, 3),
     "InitProducerId": Versions(0, 4),
     "AddPartitionsToTxn": Versions(0, 3),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from spark_stream.client.connecting.threads import in_parallel
 from spark_stream.errors import IsologError
@@ -37,11 +38,13 @@ def api_versions(request: KafkaRequest) -> Answer:
 def metadata(call: KafkaCall) -> Answer:
     """Return the fields of the answer about topics."""
     asked = call.fields["topics"]
-    is_all = asked is None or (not asked and call.request.version < _FIRST_WITH_NULL)
-    names = call.log.topics() if is_all else [each["name"] for each in asked]
-    topics = in_parallel(lambda name: _topic(call, name), names, _CALLS_MAX)
-    if is_all:  # one of them may have been deleted since
-        topics = [each for each in topics if "error_code" not in each]
+    if asked is None or (not asked and call.request.version < _FIRST_WITH_NULL):
+        topics = _all_topics(call)
+    else:
+        needs_list = len(asked) > _CALLS_MAX or any(each["name"] is None for each in asked)
+        listed = _all_topics(call) if needs_list else []
+        known = {key: each for each in listed for key in (each["name"], each["topic_id"])}
+        topics = in_parallel(lambda each: _asked_topic(call, each, known), asked, _CALLS_MAX)
     return {
         "brokers": brokers(call.gateways),
         "cluster_id": call.user.cluster_id,
@@ -57,22 +60,44 @@ def brokers(gateways: Gateways) -> list[Answer]:
     ]
 
 
-def _topic(call: KafkaCall, name: str) -> Answer:
+def _all_topics(call: KafkaCall) -> list[Answer]:
+    return [_topic(call.gateways, *each) for each in call.log._topics.outlines()]
+
+
+def _asked_topic(
+    call: KafkaCall, asked: Mapping[str, Any], known: Mapping[str | bytes, Answer]
+) -> Answer:
+    name, topic_id = asked["name"], asked["topic_id"]
+    found = known.get(topic_id if name is None else name)
+    if found is not None:
+        return found
+    if name is None:
+        return {"name": None, "topic_id": topic_id, "error_code": int(KafkaCode.UNKNOWN_TOPIC_ID)}
     try:
         topic = call.log.describe(name)
     except (IsologError, Refusal) as error:
         return {"name": name, "error_code": int(code_of(error))}
-    leaders = [call.gateways.leader(name, each.partition).node_id for each in topic.partitions]
+    return _topic(call.gateways, name, topic.id, len(topic.partitions))
+
+
+def _topic(gateways: Gateways, name: str, topic_id: str, partitions: int) -> Answer:
+    """Return the fields about a topic.
+
+    librdkafka takes at most four times the size of the whole answer for its own copy. Without the
+    ids, and with short names, it refuses an answer about hundreds of topics.
+    """
+    leaders = [gateways.leader(name, each).node_id for each in range(partitions)]
     return {
         "name": name,
+        "topic_id": bytes.fromhex(topic_id),
         "partitions": [
             {
-                "partition_index": each.partition,
+                "partition_index": number,
                 "leader_id": leader,
                 "leader_epoch": -1,
                 "replica_nodes": [leader],
                 "isr_nodes": [leader],
             }
-            for each, leader in zip(topic.partitions, leaders, strict=True)
+            for number, leader in enumerate(leaders)
         ],
     }
