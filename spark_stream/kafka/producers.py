@@ -14,7 +14,8 @@ from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.stamped import StampedWriter
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import IsologError
+from spark_stream.errors import InternalError, IsologError, UnknownOutcome
+from spark_stream.kafka.refusals import UnknownAppend
 from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.stream_messages import Ack, BatchRefused
@@ -63,7 +64,7 @@ class Producers:
         if stamp is None:
             return _offset_of(self.get(level).append(topic.name, rows, partition=partition))
         writer = self._stamped[level]
-        return _offset_in(writer.append(topic, partition, rows, stamp, transactional_id).result)
+        return offset_in(writer.append(topic, partition, rows, stamp, transactional_id).result)
 
     def get(self, level: Isolation) -> Producer:
         """Return the producer of a level."""
@@ -88,11 +89,20 @@ def _offset_of(written: Future[Written]) -> Pending:
     return lambda timeout_s: written.result(timeout_s).offset
 
 
-def _offset_in(answer: Callable[[float], Ack]) -> Pending:
+def offset_in(answer: Callable[[float], Ack]) -> Pending:
+    """Return a function that waits for the answer to a stamped batch, and returns its offset.
+
+    A client repeats such a batch if its outcome is unknown: the leader recognises a duplicate.
+    """
+
     def offset(timeout_s: float) -> int:
-        ack = answer(timeout_s)
-        if isinstance(ack, BatchRefused):
-            raise ack.error
+        try:
+            ack = answer(timeout_s)
+            if isinstance(ack, BatchRefused):
+                raise ack.error
+        except (UnknownOutcome, InternalError) as error:
+            logger.warning("a batch of a Kafka client may be in the log: %s", error)
+            raise UnknownAppend(error.message) from None
         return ack.offset
 
     return offset

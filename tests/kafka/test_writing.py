@@ -7,13 +7,23 @@ import threading
 import pyarrow as pa
 import pytest
 
-from spark_stream.errors import RecordTooLarge
+from spark_stream.errors import (
+    InternalError,
+    IsologError,
+    NotLeader,
+    OutOfOrderSequence,
+    RecordTooLarge,
+    UnknownOutcome,
+)
 from spark_stream.kafka.memory.budget import MemoryBudget
+from spark_stream.kafka.producers import offset_in
 from spark_stream.kafka.records.batches import Batch, read_batches
 from spark_stream.kafka.records.decoding import decode_records
+from spark_stream.kafka.refusals import KafkaCode, Refusal, code_of
 from spark_stream.kafka.typed import as_rows
 from spark_stream.kafka.writing import check_sizes
 from spark_stream.schema.schemas import DEFAULT_SCHEMA
+from spark_stream.wire.stream_messages import Ack, BatchRefused
 from spark_stream.wire.topic_messages import TopicDescription
 from tests.kafka.kafka_batches import Row, by_kafka
 from tests.support import eventually
@@ -54,6 +64,32 @@ def test_a_typed_record_is_measured_by_its_columns() -> None:
     rows = as_rows(decode_records(batch), schema)
     with pytest.raises(RecordTooLarge):
         check_sizes(rows, topic_of(schema), batch.records.size)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnknownOutcome("not replicated in time"), KafkaCode.REQUEST_TIMED_OUT),
+        (InternalError("a defect"), KafkaCode.REQUEST_TIMED_OUT),
+        (NotLeader("another broker leads now"), KafkaCode.NOT_LEADER_OR_FOLLOWER),
+        (OutOfOrderSequence("sequence 7"), KafkaCode.OUT_OF_ORDER_SEQUENCE_NUMBER),
+    ],
+    ids=lambda each: getattr(each, "code", ""),
+)
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "lost"])
+def test_a_client_repeats_a_batch_with_an_unknown_outcome(
+    error: IsologError, code: KafkaCode, is_refused: bool
+) -> None:
+    """For Kafka's clients UNKNOWN_SERVER_ERROR is final: the records would be reported as lost."""
+
+    def answer(_: float) -> Ack:
+        if is_refused:
+            return BatchRefused(number=1, partition=0, error=error, count=0)
+        raise error
+
+    with pytest.raises((Refusal, IsologError)) as caught:
+        offset_in(answer)(1.0)
+    assert code_of(caught.value) == code
 
 
 def test_returned_memory_goes_to_a_connection_that_waits() -> None:
