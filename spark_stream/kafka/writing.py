@@ -195,7 +195,10 @@ def _settled(pending: Pending, deadline: float) -> Answer:
 
 
 def _failed(error: Exception) -> Answer:
+    code = code_of(error)
+    message = error.message if isinstance(error, IsologError) else str(error)
     if not isinstance(error, IsologError | Refusal):
         logger.exception("a batch of a Kafka client could not be appended")
-    message = error.message if isinstance(error, IsologError) else str(error)
-    return {"error_code": int(code_of(error)), "base_offset": -1, "error_message": message}
+    elif code is KafkaCode.UNKNOWN_SERVER_ERROR:  # librdkafka does not show the message
+        logger.warning("a batch of a Kafka client could not be appended: %s", error)
+    return {"error_code": int(code), "base_offset": -1, "error_message": message}
