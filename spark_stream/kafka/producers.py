@@ -14,8 +14,7 @@ from spark_stream.client.writing.producer import Producer
 from spark_stream.client.writing.stamped import StampedWriter
 from spark_stream.consistency.isolation import Isolation
 from spark_stream.consistency.partition.producers import Stamp
-from spark_stream.errors import InternalError, IsologError, UnknownOutcome
-from spark_stream.kafka.refusals import UnknownAppend
+from spark_stream.errors import InternalError, IsologError, RequestTimeout, UnknownOutcome
 from spark_stream.loggers import logger_of
 from spark_stream.transport.lifetime import new_lock
 from spark_stream.wire.stream_messages import Ack, BatchRefused
@@ -102,7 +101,7 @@ def offset_in(answer: Callable[[float], Ack]) -> Pending:
                 raise ack.error
         except (UnknownOutcome, InternalError) as error:
             logger.warning("a batch of a Kafka client may be in the log: %s", error)
-            raise UnknownAppend(error.message) from None
+            raise RequestTimeout(error.message) from None
         return ack.offset
 
     return offset

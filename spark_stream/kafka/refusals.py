@@ -154,12 +154,6 @@ class UnansweredFailure(Refusal):
     """The error for a request that has no answer. Its connection ends."""
 
 
-class UnknownAppend(Refusal):
-    """The error for a batch that may be in the log. The client sends it again."""
-
-    code = KafkaCode.REQUEST_TIMED_OUT
-
-
 class CorruptBatch(Refusal):
     """The error for a batch whose bytes contradict each other, or its checksum."""
 

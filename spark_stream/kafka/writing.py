@@ -82,7 +82,7 @@ def produce(call: KafkaCall) -> Answer | None:
                 of_topic[each["index"]] = _failed(error)
     answers = {
         name: [
-            {"index": index} | (_settled(each, deadline) if callable(each) else each)
+            {"index": index} | (settled(each, deadline) if callable(each) else each)
             for index, each in partitions.items()
         ]
         for name, partitions in sent.items()
@@ -183,7 +183,7 @@ def check_sizes(rows: pa.RecordBatch, topic: TopicDescription, records_bytes: in
         )
 
 
-def _settled(pending: Pending, deadline: float) -> Answer:
+def settled(pending: Pending, deadline: float) -> Answer:
     """Return the answer about a partition when its append is acknowledged."""
     try:
         offset = pending(max(0.0, deadline - time.monotonic()))
