@@ -19,6 +19,9 @@ _CALLS_MAX: Final = 8
 _FIRST_WITH_NULL: Final = 1
 """The version in which null, and not an empty list, means all topics."""
 
+_FIRST_BY_ID: Final = 12
+"""The version in which a request may have an id and no name."""
+
 
 def api_versions(request: KafkaRequest) -> Answer:
     """Return the fields of the answer about the supported requests.
@@ -41,10 +44,9 @@ def metadata(call: KafkaCall) -> Answer:
     if asked is None or (not asked and call.request.version < _FIRST_WITH_NULL):
         topics = _all_topics(call)
     else:
-        needs_list = len(asked) > _CALLS_MAX or any(each["name"] is None for each in asked)
-        listed = _all_topics(call) if needs_list else []
-        known = {key: each for each in listed for key in (each["name"], each["topic_id"])}
-        topics = in_parallel(lambda each: _asked_topic(call, each, known), asked, _CALLS_MAX)
+        has_ids = any(each["name"] is None for each in asked)
+        by_id = {each["topic_id"]: each for each in _all_topics(call)} if has_ids else {}
+        topics = in_parallel(lambda each: _asked_topic(call, each, by_id), asked, _CALLS_MAX)
     return {
         "brokers": brokers(call.gateways),
         "cluster_id": call.user.cluster_id,
@@ -65,14 +67,14 @@ def _all_topics(call: KafkaCall) -> list[Answer]:
 
 
 def _asked_topic(
-    call: KafkaCall, asked: Mapping[str, Any], known: Mapping[str | bytes, Answer]
+    call: KafkaCall, asked: Mapping[str, Any], by_id: Mapping[bytes, Answer]
 ) -> Answer:
     name, topic_id = asked["name"], asked["topic_id"]
-    found = known.get(topic_id if name is None else name)
-    if found is not None:
-        return found
     if name is None:
-        return {"name": None, "topic_id": topic_id, "error_code": int(KafkaCode.UNKNOWN_TOPIC_ID)}
+        if call.request.version < _FIRST_BY_ID:
+            return {"name": "", "error_code": int(KafkaCode.INVALID_REQUEST)}
+        unknown = int(KafkaCode.UNKNOWN_TOPIC_ID)
+        return by_id.get(topic_id, {"name": None, "topic_id": topic_id, "error_code": unknown})
     try:
         topic = call.log.describe(name)
     except (IsologError, Refusal) as error:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from confluent_kafka.admin import AdminClient
 
+import spark_stream.client.topics as topics_module
 from isolog.testing import LocalCluster
 from spark_stream.client.connecting.link import BrokerLink
 from spark_stream.kafka.refusals import KafkaCode
@@ -32,8 +33,16 @@ def test_an_unknown_id_has_an_error_code(log, topic, gateway):
     assert (known["name"], known["error_code"]) == (topic, 0)
 
 
-@pytest.mark.parametrize("lists_all", [True, False], ids=["all", "named"])
-def test_a_list_of_topics_takes_few_requests(log, topic, gateway, monkeypatch, lists_all):
+@pytest.mark.parametrize("version", [10, 11])
+def test_an_id_without_a_name_needs_a_later_version(log, topic, gateway, version):
+    topic_id = bytes.fromhex(log.create_topic(topic).id)
+    wanted = [{"name": None, "topic_id": topic_id}, {"name": topic}]
+    refused, known = asked(gateway, "Metadata", version, {"topics": wanted})["topics"]
+    assert (refused["name"], refused["error_code"]) == ("", KafkaCode.INVALID_REQUEST)
+    assert (known["name"], known["topic_id"]) == (topic, topic_id)
+
+
+def test_a_list_of_all_topics_takes_few_requests(log, topic, gateway, monkeypatch):
     names = {f"{topic}-{number}": number % 3 + 1 for number in range(20)}
     for name, partitions in names.items():
         log.create_topic(name, partitions)
@@ -45,13 +54,13 @@ def test_a_list_of_topics_takes_few_requests(log, topic, gateway, monkeypatch, l
         return call(self, request, *arguments)
 
     monkeypatch.setattr(BrokerLink, "call", counted)
-    wanted = None if lists_all else [{"name": name} for name in (*names, "missing")]
-    found = asked(gateway, "Metadata", 12, {"topics": wanted})["topics"]
+    monkeypatch.setattr(topics_module, "_OUTLINES_MAX", 7)
+    found = asked(gateway, "Metadata", 12, {"topics": None})["topics"]
     counts = {each["name"]: len(each["partitions"]) for each in found if each["name"] in names}
     assert counts == names
-    assert made.total() < len(names)
-    missing = [each["error_code"] for each in found if each["name"] == "missing"]
-    assert missing == ([] if lists_all else [KafkaCode.UNKNOWN_TOPIC_OR_PARTITION])
+    assert made["list-topics"] == 1
+    assert made["list-offsets"] == -(-len(found) // 7)
+    assert not made["describe-topic"]
 
 
 @pytest.mark.slow
