@@ -252,7 +252,7 @@ class Sent:
     returned: int = 0
 
     def told(self) -> tuple[str, int | None]:
-        """Return the outcome so far: ok, with the offset if it is known, or unknown."""
+        """Return the present outcome, ok or unknown, and the offset or None."""
         if not self.future.done() or self.future.cancelled() or self.future.exception():
             return "unknown", None
         self.returned = self.returned or time.monotonic_ns()
