@@ -238,7 +238,8 @@ class ClusterConnection(ProcessBound):
             self.check_open()
             found = self._links.get(address)
             if found is None:
-                found = BrokerLink(address, self._identity, self._access)
+                is_received = self._path is None and address not in self._named
+                found = BrokerLink(address, self._identity, self._access, is_received=is_received)
                 self._links[address] = found
             return found
 

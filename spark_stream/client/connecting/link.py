@@ -81,11 +81,23 @@ class LogIdentity:
 
 
 class BrokerLink:
-    """A link to the broker at ``address``. The id of its cluster is checked at each connect."""
+    """A link to the broker at ``address``. The id of its cluster is checked at each connect.
 
-    def __init__(self, address: str, identity: LogIdentity, access: Access = OPEN) -> None:
+    ``is_received``: the address comes from a broker, not from the user. If a broker of another log
+    answers there, the broker of this log counts as lost.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: LogIdentity,
+        access: Access = OPEN,
+        *,
+        is_received: bool = False,
+    ) -> None:
         self.address = address
         self._access = access
+        self._is_received = is_received
         self.broker_id = ""
         """The id of the broker that last answered at the address. Empty before the first answer."""
         self._identity = identity
@@ -99,7 +111,7 @@ class BrokerLink:
 
         Raises:
             BrokerUnavailable, RequestTimeout: No answer arrived. The broker may have run the call.
-            WrongCluster: The broker belongs to another log.
+            WrongCluster: The broker at an address of the user belongs to another log.
             Unauthenticated: The broker refuses the credential.
         """
         deadline = time.monotonic() + timeout_s
@@ -121,7 +133,7 @@ class BrokerLink:
 
         Raises:
             BrokerUnavailable, RequestTimeout: The broker does not answer in ``timeout_s``.
-            WrongCluster: The broker belongs to another log.
+            WrongCluster: The broker at an address of the user belongs to another log.
             Unauthenticated: The broker refuses the credential.
         """
         deadline = time.monotonic() + timeout_s
@@ -143,6 +155,10 @@ class BrokerLink:
             self._shared = found
             self._check_open()  # it may have been closed during the connect
             return found
+        except WrongCluster as error:
+            if not self._is_received:
+                raise
+            raise BrokerUnavailable(error.message, address=self.address) from None
         finally:
             self._connecting.release()
 

@@ -11,10 +11,12 @@ import pytest
 
 import isolog
 from isolog.errors import UnknownLog, WrongCluster
+from isolog.testing import LocalCluster
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.wire.topic_messages import ListTopics
 from tests.conftest import stop_broker
 from tests.support import BrokerProcess, values
+from tests.system.replication.clusters import CONF, WAIT_S
 
 # Each test uses a broker.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -52,6 +54,22 @@ def test_a_bootstrap_with_brokers_of_two_clusters_is_refused_at_the_second(two):
         producer.close()
     with second.connect() as log:
         assert log.read("t").num_rows == 0
+
+
+def test_writes_go_on_when_another_log_gets_the_address_of_a_dead_leader(tmp_path):
+    """Kubernetes may give the address of a dead pod to a pod of another log."""
+    with LocalCluster(2, conf=CONF, cuttable=False, folder=tmp_path / "ours") as cluster:
+        with cluster.connect() as log:
+            log.create_topic("t", 1, 2)
+        leader = cluster.broker(cluster.leader("t"))
+        (follower,) = (each for each in cluster.brokers.values() if each is not leader)
+        with isolog.connect(follower.address) as log:
+            with log.producer() as producer:  # caches the address of the leader
+                producer.append("t", values("a"))
+            cluster.kill(leader.number)
+            with BrokerProcess(tmp_path / "theirs", leader.address), log.producer() as producer:
+                producer.append("t", values("b")).result(WAIT_S)
+                assert log.read("t")["value"].to_pylist() == [b"a", b"b"]
 
 
 @pytest.mark.rule("a client connection belongs to one cluster", "client/connecting/link.py")
