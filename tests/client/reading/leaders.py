@@ -132,6 +132,9 @@ class Leaders:
 
     timeout_s = 30.0
 
+    def check_open(self) -> None:
+        pass
+
     def known(self, topic: str, topic_id: str, partition: int) -> Route:
         leader = self.leaders[partition % len(self.leaders)]
         return Route(topic, topic_id, partition, leader, leader, 1)
