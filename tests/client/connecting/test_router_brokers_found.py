@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from isolog.errors import BrokerUnavailable, NotLeader, WrongCluster
+from isolog.errors import BrokerUnavailable, NotLeader, TlsFailed
 from spark_stream.client.connecting import connection as module
 from spark_stream.client.connecting.connection import ClusterConnection
 from spark_stream.client.connecting.link import BrokerLink
@@ -128,13 +128,13 @@ def test_leaders_and_followers_in_answers_are_used_as_addresses(cluster):
     assert status(connection) == "n:1"
 
 
-def test_a_received_address_of_another_cluster_is_ignored(cluster, monkeypatch):
+def test_a_received_address_with_another_certificate_is_ignored(cluster, monkeypatch):
     connection = ClusterConnection("a:1")
     assert status(connection) == "a:1"
 
     def connect(link: BrokerLink, within: float) -> None:
-        if link.address == "b:1":  # another cluster uses the address now
-            raise WrongCluster("b:1 belongs to another log")
+        if link.address == "b:1":  # another system uses the address now
+            raise TlsFailed("b:1: certificate verify failed")
         cluster.connect(link, within)
 
     cluster.listed, cluster.alive = ("a:1", "b:1", "c:1"), {"a:1", "b:1", "c:1"}
