@@ -61,6 +61,8 @@ class MemoryLog:
     """The transactions whose records were removed before the lake was created."""
     retention_ms: int = -1
     clock: int = 0
+    widths: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """The number of columns of each record, by topic, partition and offset."""
     times: dict[int, int] = field(default_factory=dict)
     """The time of each transaction's last record. All of its records count as that old."""
 
@@ -88,6 +90,7 @@ class MemoryLog:
         first = self.ends[place]
         self.transactions[number].rows.setdefault(place, []).extend(range(first, first + rows))
         self.ends[place] = first + rows
+        self.widths |= {(*place, at): self.columns[place[0]] for at in range(first, first + rows)}
         self.times[number] = self.clock
 
     def open_ones(self) -> list[int]:
@@ -451,6 +454,8 @@ class LakeWorld:
         ]
         if not rows:
             return None
+        width = max(self.log.widths[topic.name, row[0], row[1]] for row in rows)
+        assert width <= len(topic.schema), f"{topic.name}: {rows} lose the values of a column"
         made = self._add(topic.name, rows, 100)
         self.columns[made.path] = len(topic.schema)
         return made
