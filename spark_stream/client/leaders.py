@@ -158,6 +158,7 @@ class _TopicAnswers:
         self.elsewhere = first.elsewhere
         self.missing = {each.partition for each in first.elsewhere}
         self._answers: dict[int, PartitionOffset] = {}
+        self._schema_version = 0
         self.take(first)
 
     def take(self, answer: PartitionOffsets) -> None:
@@ -166,12 +167,15 @@ class _TopicAnswers:
         outdated = self._router.record_epochs(self.requested.topic, self.topic_id, epochs)
         taken = {at: each for at, each in answer.partitions.items() if at not in outdated}
         self._answers |= taken
+        self._schema_version = max(self._schema_version, answer.schema_version)
         self.missing = self.missing - taken.keys() | outdated
 
     def found(self) -> PartitionOffsets:
         """Return all answers combined."""
         return PartitionOffsets(
-            topic_id=self.topic_id, partitions=dict(sorted(self._answers.items()))
+            topic_id=self.topic_id,
+            partitions=dict(sorted(self._answers.items())),
+            schema_version=self._schema_version,
         )
 
 

@@ -3,8 +3,8 @@
 The order of effects:
 
 1. **Catch up**: apply the new versions of the table of cuts, then those of the other tables.
-2. **Cut**: request an atomic cut at or above the offsets of all tables. If the columns of a topic
-   have changed since step 1, the round ends here: the files would lack the values of a new column.
+2. **Cut**: request an atomic cut at or above the offsets of all tables. If a topic was altered
+   since its description, the round ends: its files would lack the values of a new column.
 3. **Files**: write the records between a table's offsets and the cut. No version has them yet.
 4. **Commit**: put the next version of each table, with the files and the new offsets of all its
    partitions. So a version has either all partitions of the cut or none.
@@ -116,11 +116,10 @@ def run_round(lake: Lake) -> Script[bool]:
         }
         for name in topics
     }
-    cut = yield from FindCut(lower)
+    versions = {name: topic.schema_version for name, topic in topics.items()}
+    cut = yield from FindCut(lower, versions)
     if any(name not in cut or cut[name].keys() != lower[name].keys() for name in topics):
-        return False  # a partition was added after the description, or a topic deleted
-    if cut != lower and (yield from _were_altered(topics)):
-        return False
+        return False  # after the description a topic was altered or deleted
     files = {}
     for name in topics:
         ends = _checked_ends(lake.tables[name], cut[name], lower[name])
@@ -136,12 +135,6 @@ def run_round(lake: Lake) -> Script[bool]:
             yield from WriteCheckpoint(table)
             table.checkpoint = table.version
     return recorded
-
-
-def _were_altered(topics: Mapping[str, TopicState]) -> Script[bool]:
-    """Return whether a topic has other columns now: records below the cut may have them."""
-    now = yield from DescribeTopics()
-    return any(name not in now or now[name].schema != topics[name].schema for name in topics)
 
 
 # -- tables ---------------------------------------------------------------------------------------

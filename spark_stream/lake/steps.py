@@ -116,6 +116,7 @@ class TopicState(Positional):
     """A topic of a lake at this time: its id, its columns and the log start of each partition.
 
     ``retention_ms`` and ``retention_bytes`` are those of the table, -1 without a limit.
+    ``schema_version``: the number of alterations of the schema.
     """
 
     name: str
@@ -124,6 +125,7 @@ class TopicState(Positional):
     log_starts: Mapping[int, int]
     retention_ms: int = -1
     retention_bytes: int = -1
+    schema_version: int = 0
 
 
 class DescribeTopics(Step[dict[str, TopicState]]):
@@ -136,11 +138,13 @@ class DescribeTopics(Step[dict[str, TopicState]]):
 class FindCut(Step[dict[str, dict[int, int]]]):
     """An atomic cut through all partitions of the topics, at or above ``lower``.
 
-    Both by topic and partition. A topic that was deleted has no offsets. A driver may limit the
-    cut, so that a round has a bounded size.
+    Both by topic and partition. A topic has no offsets if it was deleted, or if a leader has a
+    later schema than that of ``schema_versions``. A driver may limit the cut, so that a round has a
+    bounded size.
     """
 
     lower: Mapping[str, Mapping[int, int]]
+    schema_versions: Mapping[str, int]
 
 
 class WriteFiles(Step[list[AddFile]]):

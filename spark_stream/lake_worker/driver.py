@@ -102,8 +102,8 @@ class Driver:
                 return secrets.token_hex(16)
             case steps.DescribeTopics():
                 return self._describe()
-            case steps.FindCut(lower):
-                return self._find_cut(lower)
+            case steps.FindCut(lower, versions):
+                return self._find_cut(lower, versions)
             case steps.SyncTable(table, sizes):
                 return sync_table(self._store, table, sizes)
             case steps.PutFloor(table, floor):
@@ -159,12 +159,19 @@ class Driver:
                     raise at.error or LakeUnavailable(f"partition {at.partition} has no leader")
                 starts[at.partition] = at.log_start_offset
             found[topic.name] = steps.TopicState(
-                topic.name, topic.id, topic.schema, starts, *_table_retention(topic.config)
+                topic.name,
+                topic.id,
+                topic.schema,
+                starts,
+                *_table_retention(topic.config),
+                schema_version=topic.schema_version,
             )
         self.topics = found
         return found
 
-    def _find_cut(self, lower: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
+    def _find_cut(
+        self, lower: Mapping[str, Mapping[int, int]], schema_versions: Mapping[str, int]
+    ) -> dict[str, dict[int, int]]:
         ids = {each.name: each.id for each in self._lake.topics if each.name in lower}
         self.looked_s = time.monotonic()
         found = self._look_up(
@@ -182,7 +189,11 @@ class Driver:
         for (name, number), at in cut_of(self._connection, ids, lower=flat, upper=upper).items():
             end = ends[name].get(number, at)
             cut[name][number] = end if end < flat.get((name, number), 0) else at
-        return cut
+        return {
+            name: at
+            for name, at in cut.items()
+            if found[name].schema_version <= schema_versions[name]
+        }
 
     def _look_up(self, asked: Sequence[AskedTopic]) -> Mapping[str, PartitionOffsets]:
         """Look up offsets. Raise UnknownTopic for a topic that was deleted."""

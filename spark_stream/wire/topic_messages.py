@@ -321,11 +321,14 @@ class PartitionOffsets(Message):
 
     ``elsewhere``: requested partitions that this broker does not lead, with their leaders on
     record. A request for ``facts`` also gets those that have no leader or cannot be opened.
+    ``schema_version``: the number of alterations of the schema in the leaders' views. No record
+    below the offsets has a later schema.
     """
 
     topic_id: str
     partitions: dict[int, PartitionOffset]
     elsewhere: list[LeaderFacts] = []
+    schema_version: int = 0
 
     @property
     def offsets(self) -> dict[int, int]:

@@ -80,7 +80,7 @@ def offsets_in(epochs: tuple[int, int]) -> ListedOffsets:
         )
         for number, epoch in enumerate(epochs)
     }
-    of_topic = PartitionOffsets(topic_id="id", partitions=found)
+    of_topic = PartitionOffsets(topic_id="id", partitions=found, schema_version=max(epochs))
     return ListedOffsets(topics={"a": of_topic}, unknown={})
 
 
@@ -95,3 +95,11 @@ def test_an_answer_of_a_replaced_leader_is_not_used() -> None:
     assert offsets() == {0: 10, 1: 20}
     assert offsets() == {0: 30, 1: 40}
     assert not connection.answers
+
+
+def test_the_latest_schema_of_a_leader_is_returned() -> None:
+    connection: Any = Answering((1, 2))
+    (found,) = look_up_offsets(
+        connection, Router(connection), [AskedTopic(topic="a")]
+    ).topics.values()
+    assert found.schema_version == 2

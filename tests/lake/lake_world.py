@@ -134,6 +134,7 @@ class MemoryLog:
                 pa.schema([(f"c{k}", pa.int64()) for k in range(self.columns[name])]),
                 {p: self.log_starts.get((name, p), 0) for t, p in self.ends if t == name},
                 self.retention_ms,
+                schema_version=self.columns[name],
             )
             for name, topic_id in self.ids.items()
         }
@@ -349,8 +350,9 @@ class LakeWorld:
             case steps.DescribeTopics():
                 found = self.log.states().items()
                 return {name: each for name, each in found if each.id == f"{name}-1"}
-            case steps.FindCut(lower):
-                return {name: each for name, each in self.log.cut().items() if name in lower}
+            case steps.FindCut(lower, versions):
+                known = {name for name in lower if self.log.columns[name] <= versions[name]}
+                return {name: each for name, each in self.log.cut().items() if name in known}
             case steps.ReadVersion(table, version):
                 found = self.files.get(table, {}).get(version)
                 return None if found is None else found[0]

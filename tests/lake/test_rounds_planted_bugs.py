@@ -13,7 +13,8 @@ from tests.lake.test_rounds import simulate
 
 SEEDS = 100
 FIRST_SEEDS = {
-    "retention_removes_a_file_between_others": 100,
+    "versions_of_late_puts_count_as_read_before_they_expired": 260,
+    "recent_cuts_expire": 385,
 }
 """The first seed of the search for a rare bug."""
 
@@ -76,8 +77,8 @@ BUGS = [
     ),
     pytest.param(
         rounds,
-        "    if cut != lower and (yield from _were_altered(topics)):\n        return False\n",
-        "",
+        "topic.schema_version for",
+        "topic.schema_version + 1 for",
         id="records_lose_a_column_that_was_added_before_the_cut",
     ),
     pytest.param(
@@ -90,7 +91,7 @@ BUGS = [
         rounds,
         "    if any(name not in cut or "
         "cut[name].keys() != lower[name].keys() for name in topics):\n"
-        "        return False  # a partition was added after the description, or a topic deleted\n",
+        "        return False  # after the description a topic was altered or deleted\n",
         "    cut = {n: {p: cut[n][p] for p in lower[n]} for n in topics}\n",
         id="a_partition_that_was_added_meanwhile_is_ignored",
     ),

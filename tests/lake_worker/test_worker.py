@@ -280,6 +280,29 @@ def test_partitions_and_columns_are_added_between_rounds(log, tmp_path):
     assert rows["more"].to_pylist() == [None] * 10 + [1.5] * 10 + [None] * 10
 
 
+def test_values_of_a_column_that_is_added_during_a_round_are_copied(log, tmp_path, monkeypatch):
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    describe = worker._driver._describe
+    described = []
+
+    def before_an_alteration() -> dict[str, steps.TopicState]:
+        found = describe()
+        if not described:
+            log.alter_topic("t", schema=NUMBERS.append(pa.field("more", pa.float32())))
+            with log.producer() as producer:
+                rows = numbers(0, 10).append_column("more", pa.array([1.5] * 10, pa.float32()))
+                producer.append("t", rows).result(60)
+        described.append(found)
+        return found
+
+    monkeypatch.setattr(worker._driver, "_describe", before_an_alteration)
+    worker.run_once()
+    assert check(log, tmp_path, "t")["more"].to_pylist() == [1.5] * 10
+    assert len(described) > 1
+
+
 def test_small_files_are_merged(log, tmp_path):
     log.create_topic("t", schema=NUMBERS)
     log.create_lake("l", "t", tmp_path)

@@ -160,10 +160,12 @@ def _offsets(context: BrokerContext, asked: AskedTopic) -> PartitionOffsets:
             if not asked.facts:  # a reader needs all partitions, and retries
                 raise
             elsewhere.append(number)
+    now = context.host.topic(asked.topic, hosted.topic.id).topic  # after the offsets
     return PartitionOffsets(
-        topic_id=hosted.topic.id,
+        topic_id=now.id,
         partitions=found,
-        elsewhere=leaders_of(context.host, hosted.topic, elsewhere),
+        elsewhere=leaders_of(context.host, now, elsewhere),
+        schema_version=len(now.earlier),
     )
 
 
