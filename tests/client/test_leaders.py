@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ from spark_stream.client.leaders import call_each, look_up_offsets
 from spark_stream.wire.cluster_messages import GetStatus
 from spark_stream.wire.topic_messages import (
     AskedTopic,
+    LeaderFacts,
     ListedOffsets,
+    ListOffsets,
     PartitionOffset,
     PartitionOffsets,
 )
@@ -97,9 +100,40 @@ def test_an_answer_of_a_replaced_leader_is_not_used() -> None:
     assert not connection.answers
 
 
-def test_the_latest_schema_of_a_leader_is_returned() -> None:
-    connection: Any = Answering((1, 2))
+class TwoLeaders:
+    """A connection with two brokers that lead a partition each, and a view of the schema each."""
+
+    timeout_s = 10.0
+    rack = None
+
+    def __init__(self, *schema_versions: int) -> None:
+        self.schema_versions = schema_versions
+
+    def add_brokers(self, addresses: Iterable[str]) -> None: ...
+
+    def at(self, address: str) -> TwoLeaders:
+        return self
+
+    def turn(self, *_: object) -> float:
+        return 10.0
+
+    def call(self, request: ListOffsets, _: float) -> ListedOffsets:
+        number = 0 if request.topics[0].partitions is None else 1
+        found = PartitionOffset(offset=5, epoch=1, log_start_offset=0, log_end_offset=5)
+        other = LeaderFacts(partition=1, leader="2", address="127.0.0.1:2", leader_epoch=1)
+        of_topic = PartitionOffsets(
+            topic_id="id",
+            partitions={number: found},
+            elsewhere=[other] if number == 0 else [],
+            schema_version=self.schema_versions[number],
+        )
+        return ListedOffsets(topics={"a": of_topic}, unknown={})
+
+
+@pytest.mark.parametrize("schema_versions", [(1, 2), (2, 1)])
+def test_the_latest_schema_of_all_leaders_is_returned(schema_versions: tuple[int, int]) -> None:
+    connection: Any = TwoLeaders(*schema_versions)
     (found,) = look_up_offsets(
         connection, Router(connection), [AskedTopic(topic="a")]
     ).topics.values()
-    assert found.schema_version == 2
+    assert (found.offsets, found.schema_version) == ({0: 5, 1: 5}, 2)
