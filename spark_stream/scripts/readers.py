@@ -15,7 +15,9 @@ partitions are read first, and only then the extents of transactions: a transact
 below some bound was decided before that, so all its records are in the logs by then. That is true
 of the logs of present leaders. So once the bounds are known, the leaders then on record return the
 extents. A replaced leader that has not seen its replacement may lack a part of a transaction. Its
-bounds are only too low, which does no harm.
+bounds are only too low, which does no harm. The partitions then on record are all partitions of
+these transactions. If some were not in the first list, the search starts again with the present
+list.
 """
 
 from __future__ import annotations
@@ -350,23 +352,23 @@ def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
         UnknownTopic, UnknownPartition: A topic or a partition does not exist. The error names it.
         LeaderUnavailable: A partition's leader was not reached.
     """
-    places: list[tuple[CutTopic, Joined]] = []
-    for each in topics:
-        topic = yield from FindTopic(each.topic, each.topic_id)
-        _check_named(topic, each)
-        places += [(each, Joined(topic.name, topic.id, n)) for n in range(topic.partitions)]
-    where = [at for _, at in places]
-    seen = [_answer(each) for each in (yield from read_bounds(where))]
-    spans = [_answer(each) for each in (yield from read_extents(where))]
+    where = yield from _partitions(topics)
+    while True:
+        seen = [_answer(each) for each in (yield from read_bounds(where))]
+        spans = [_answer(each) for each in (yield from read_extents(where))]  # refreshes the view
+        before, where = where, (yield from _partitions(topics))
+        if where == before:
+            break
+    asked = {each.topic: each for each in topics}
     bounds = [int(each.last_stable_offset) for each in seen]
     upper = [
-        each.upper.get(at.partition, bound)
-        for (each, at), bound in zip(places, bounds, strict=True)
+        asked[at.topic].upper.get(at.partition, bound)
+        for at, bound in zip(where, bounds, strict=True)
     ]
     if any(each.lower for each in topics):
         lower = [
-            each.lower.get(at.partition, int(bound.log_start_offset))
-            for (each, at), bound in zip(places, seen, strict=True)
+            asked[at.topic].lower.get(at.partition, int(bound.log_start_offset))
+            for at, bound in zip(where, seen, strict=True)
         ]
         found = next_cut(lower, upper, bounds, spans)
     else:
@@ -375,6 +377,16 @@ def find_cut(topics: Sequence[CutTopic]) -> Script[dict[str, dict[int, int]]]:
     for at, offset in zip(where, found, strict=True):
         offsets[at.topic][at.partition] = int(offset)
     return offsets
+
+
+def _partitions(topics: Sequence[CutTopic]) -> Script[list[Joined]]:
+    """Return all partitions of the topics in this broker's view."""
+    found = []
+    for each in topics:
+        topic = yield from FindTopic(each.topic, each.topic_id)
+        _check_named(topic, each)
+        found += [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
+    return found
 
 
 def _check_named(topic: Topic, asked: CutTopic) -> None:

@@ -29,7 +29,7 @@ from spark_stream.wire.topic_messages import CutTopic
 from tests.consistency.partition.test_atomic_cuts import is_atomic, spans_of
 from tests.support import NUMBERS
 
-PARTITIONS = 3
+PARTITIONS_FIRST, PARTITIONS_LAST = 2, 4
 TRANSACTIONS = range(4)
 
 
@@ -50,15 +50,21 @@ class Log:
 
 
 class World:
-    """The partitions of one topic, and the committed transactions."""
+    """The partitions of one topic, and the committed transactions.
+
+    ``known``: the number of partitions in the view of the broker that finds the cut.
+    """
 
     def __init__(self) -> None:
-        self.logs = [Log() for _ in range(PARTITIONS)]
+        self.logs = [Log() for _ in range(PARTITIONS_FIRST)]
+        self.known = PARTITIONS_FIRST
         self.decided: set[int] = set()
 
     def do(self, what: str, transaction: int, partition: int) -> None:
         """One event. Events that the rules do not allow at this moment are left out."""
-        log = self.logs[partition]
+        if what == "add partition" and len(self.logs) < PARTITIONS_LAST:
+            self.logs.append(Log())
+        log = self.logs[partition % len(self.logs)]
         if what == "plain":
             log.records.append(-1)
         elif what == "write" and transaction not in self.decided:
@@ -70,10 +76,11 @@ class World:
 
     def answer(self, step: Step) -> Any:
         if isinstance(step, FindTopic):
-            return Topic("t", "id", NUMBERS, PARTITIONS, {})
+            return Topic("t", "id", NUMBERS, self.known, {})
         if isinstance(step, ReadEpochs):
             return [LeaderEpoch(0) for _ in step.places]
         if isinstance(step, Refresh):
+            self.known = len(self.logs)
             return None
         assert isinstance(step, PartitionStep)
         log = self.logs[step.at.partition]
@@ -95,7 +102,7 @@ class World:
             return done.value
 
 
-EVENTS = ("plain", "write", "write", "write", "decide", "mark")
+EVENTS = (*["plain", "write", "write", "write", "decide", "mark"] * 2, "add partition")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -105,9 +112,9 @@ def test_no_cut_splits_a_transaction_under_concurrent_writes(seed):
         world = World()
 
         def between(world: World = world) -> None:
-            for _ in range(chance.randrange(5)):
+            for _ in range(chance.randrange(12)):
                 event = chance.choice(EVENTS)
-                world.do(event, chance.choice(TRANSACTIONS), chance.randrange(PARTITIONS))
+                world.do(event, chance.choice(TRANSACTIONS), chance.randrange(PARTITIONS_LAST))
 
         lower: dict[int, int] = {}
         for _ in range(2):
@@ -115,8 +122,8 @@ def test_no_cut_splits_a_transaction_under_concurrent_writes(seed):
             found = world.run(find_cut([CutTopic(topic="t", topic_id="id", lower=lower)]), between)[
                 "t"
             ]
-            cut = [found[number] for number in range(PARTITIONS)]
+            cut = [found.get(number, 0) for number in range(len(world.logs))]
             records = [log.records for log in world.logs]
             assert is_atomic(cut, records), (cut, records)
-            assert all(cut[number] >= lower.get(number, 0) for number in range(PARTITIONS))
+            assert all(found[number] >= first for number, first in lower.items())
             lower = found
