@@ -395,15 +395,22 @@ class CutTopic(Message):
 
 
 class Cut(Message):
-    """The cut: by topic, its id and its offsets by partition."""
+    """The offsets of the cut by topic and partition, and the requested names of all topics."""
 
     offsets: dict[str, dict[int, int]]
+    names: list[str] | None = None
 
 
 class AtomicCut(Call[Cut], name="atomic-cut", needs=to_read_topics):
     """Find an offset for each partition, so that the offsets divide no transaction.
 
     Read each partition up to its offset (exclusive).
+
+    ``names``: return the names of all topics that the caller may read. They include each topic of a
+    transaction below the cut.
     """
 
+    HINTS: ClassVar[frozenset[str]] = frozenset({"names"})
+
     topics: list[CutTopic]
+    names: bool = False

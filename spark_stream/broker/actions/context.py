@@ -64,6 +64,10 @@ class BrokerContext(Struct, frozen=True):
         """Return whether the caller may do something with a resource."""
         return self.authorizer.may(self.caller, operation, Resource(kind, name))
 
+    def topic_names(self, operation: Operation) -> list[str]:
+        """Return the names of the topics with which the caller may do something."""
+        return [name for name in self.host.names() if self.may(operation, ResourceKind.TOPIC, name)]
+
     @property
     def known_principal(self) -> str:
         """The caller's principal, or empty without authentication."""

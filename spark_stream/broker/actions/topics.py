@@ -108,16 +108,7 @@ def describe_topic(context: BrokerContext, asked: DescribeTopic) -> TopicDescrip
 def list_topics(context: BrokerContext, asked: ListTopics) -> TopicNames:
     context.host.contact.try_refresh()
     operation = Operation.READ if asked.readable else Operation.DESCRIBE
-    return TopicNames(topics=_names(context, operation))
-
-
-def _names(context: BrokerContext, operation: Operation) -> list[str]:
-    """Return the names of the topics on which the caller may do this operation."""
-    return [
-        name
-        for name in context.host.names()
-        if context.authorizer.may(context.caller, operation, Resource(ResourceKind.TOPIC, name))
-    ]
+    return TopicNames(topics=context.topic_names(operation))
 
 
 @handles(ListOffsets)
@@ -133,7 +124,7 @@ def list_offsets(context: BrokerContext, asked: ListOffsets) -> ListedOffsets:
             found[each.topic] = _offsets(context, each)
         except UnknownTopic as error:
             unknown[each.topic] = error
-    names = _names(context, Operation.READ) if asked.names else None
+    names = context.topic_names(Operation.READ) if asked.names else None
     return ListedOffsets(topics=found, unknown=unknown, names=names)
 
 

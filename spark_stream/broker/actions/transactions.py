@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from spark_stream.access.rules import ResourceKind
+from spark_stream.access.rules import Operation, ResourceKind
 from spark_stream.broker.actions.context import BrokerContext, handles
 from spark_stream.consistency.transactions.transactions import Joined, Transaction
 from spark_stream.errors import InvalidRequest, IsologError
@@ -294,4 +294,6 @@ def _first_offset(context: BrokerContext, joined: Joined, number: int) -> int | 
 def atomic_cut(context: BrokerContext, asked: AtomicCut) -> Cut:
     if len({each.topic for each in asked.topics}) != len(asked.topics):
         raise InvalidRequest("duplicate topic in the request")
-    return Cut(offsets=context.transactions.run(find_cut(asked.topics)))
+    offsets = context.transactions.run(find_cut(asked.topics))  # refreshes the view
+    names = context.topic_names(Operation.READ) if asked.names else None
+    return Cut(offsets=offsets, names=names)

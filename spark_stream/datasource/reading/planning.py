@@ -55,6 +55,7 @@ from spark_stream.structs import INT64_MAX
 from spark_stream.wire.topic_messages import (
     AskedTopic,
     AtomicCut,
+    Cut,
     CutTopic,
     PartitionOffsets,
     TopicDescription,
@@ -419,14 +420,21 @@ class Planner:
             # looked up, because their lineages end there.
             try:
                 cut = self._cut(
-                    {name: (at.topic_id, {}, at.offsets) for name, at in latest.items()}
+                    {name: (at.topic_id, {}, at.offsets) for name, at in latest.items()},
+                    names=by_pattern or bool(looked.unknown),
                 )
             except UnknownTopic:  # one was deleted in between: look again
                 continue
-            if all(cut[name].keys() == at.partitions.keys() for name, at in latest.items()):
-                moved = {name: at.moved(cut[name]) for name, at in latest.items()}
+            created = {each for each in cut.names or () if self.selection.takes_topic(each)}
+            created -= latest.keys()
+            names = list(dict.fromkeys([*names, *created]))
+            ends = cut.offsets
+            is_same = all(ends[name].keys() == at.partitions.keys() for name, at in latest.items())
+            if is_same and not created:
+                moved = {name: at.moved(ends[name]) for name, at in latest.items()}
                 return replace(found, latest=moved)
-            # A topic has got more partitions in between: look again.
+            # In between there were new topics or partitions, perhaps with records of a transaction
+            # below the cut: look again.
 
     def sizes(self, asked: list[Range]) -> dict[Place, tuple[int, int]]:
         """Return the stored bytes of each range, and those of its first record.
@@ -485,7 +493,9 @@ class Planner:
         """Return the greatest cut that is nowhere above the ends."""
         if self._older.is_below_log(ends):
             return dict(self._older.cut_below(ends))
-        cut = self._cut({name: (topic.id, {}, topic.offsets) for name, topic in ends.items()})
+        cut = self._cut(
+            {name: (topic.id, {}, topic.offsets) for name, topic in ends.items()}
+        ).offsets
         return {
             name: topic.moved({number: cut[name][number] for number in topic.offsets})
             for name, topic in ends.items()
@@ -509,7 +519,7 @@ class Planner:
             if name in moving
         }
         try:
-            cut = self._cut(asked)
+            cut = self._cut(asked).offsets
         except UnknownTopic:  # deleted since: the tasks report the loss
             return ends
         found = {
@@ -523,17 +533,21 @@ class Planner:
         return found if any(ranges(begin, found)) else ends
 
     def _cut(
-        self, topics: Mapping[str, tuple[str, Mapping[int, int], Mapping[int, int]]]
-    ) -> Mapping[str, Mapping[int, int]]:
+        self,
+        topics: Mapping[str, tuple[str, Mapping[int, int], Mapping[int, int]]],
+        *,
+        names: bool = False,
+    ) -> Cut:
         """Look up a cut.
 
-        ``topics``: each topic's id, and the offsets between which the cut has to lie.
+        ``topics``: each topic's id, and the offsets between which the cut has to lie. ``names``:
+        look up the names of all topics too.
         """
         asked = [
             CutTopic.of(topic=name, topic_id=topic_id, lower=dict(lower), upper=dict(upper))
             for name, (topic_id, lower, upper) in topics.items()
         ]
-        return self.connection.call(AtomicCut(topics=asked)).offsets
+        return self.connection.call(AtomicCut(topics=asked, names=names))
 
 
 def _lineages(name: str, seen: Iterable[Offsets]) -> dict[int, set[Lineage]]:

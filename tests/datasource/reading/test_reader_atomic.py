@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 import isolog
+from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.reading.planning import Planner
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
@@ -61,17 +63,39 @@ def test_first_transaction_between_look_up_and_cut_is_no_loss(
     """A cut is never above the looked-up log ends, because offsets have the lineages of these."""
     request_cut = Planner._cut
 
-    def write_before_the_cut(self, topics):
+    def write_before_the_cut(self, topics, **options):
         if not written:
             written.append(True)
             both(producer, pair, 0)
-        return request_cut(self, topics)
+        return request_cut(self, topics, **options)
 
     written: list[bool] = []
     with log.producer(transactional_id=pair[0]) as producer:
         query = Query(shared.address, ",".join(pair), **ATOMIC)
         monkeypatch.setattr(Planner, "_cut", write_before_the_cut)
         assert sorted(query.batch() + query.batch()) == [0, 1]
+
+
+def test_a_new_topic_of_a_pattern_never_splits_a_transaction(
+    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The topics are listed before the ends of the transaction's other topic are looked up."""
+    first, second = f"{topic}-a", f"{topic}-b"
+    log.create_topic(first, schema=NUMBERS)
+    query = Query(shared.address, None, subscribePattern=f"{topic}-.", **ATOMIC)
+    look_up, created = TopicsClient.look_up, list[str]()
+
+    def create_after_the_list(self, asked, *, names=False):
+        listed = look_up(self, asked, names=names).names
+        if not created:
+            created.append(second)
+            log.create_topic(second, schema=NUMBERS)
+            both(producer, (first, second), 0)
+        return replace(look_up(self, asked), names=listed)
+
+    with log.producer(transactional_id=topic) as producer:
+        monkeypatch.setattr(TopicsClient, "look_up", create_after_the_list)
+        assert sorted(query.batch()) == [0, 1]
 
 
 def test_two_sources_of_one_query_may_split_one_over_their_micro_batches(shared, log, pair):
