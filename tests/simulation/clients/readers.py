@@ -113,7 +113,14 @@ def find_offsets(session: Session, topics: list[Topic], positions: dict[Place, i
         (topic.id, at): offset for topic in topics for at, offset in found[topic.name].items()
     }
     session.world.tell(f"{session.name}: the cut is {list(offsets.values())}")
-    session.world.notice("cut", offsets)
+    ids = {topic.id for topic in topics}
+    present = {
+        (topic.id, at): 0
+        for topic in session.world.topics()
+        if topic.id in ids
+        for at in range(topic.partitions)
+    }
+    session.world.notice("cut", present | offsets)  # the cut may lack a new partition
     return offsets
 
 
