@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from spark_stream.cluster.stores.store import MetadataStore, StoreRecord
 from spark_stream.consistency.ids import BrokerId, is_folder_name
-from spark_stream.errors import InvalidTopic, TopicExists, UnknownTopic
+from spark_stream.errors import InvalidTopic, TopicExists, UnknownPartition, UnknownTopic
 from spark_stream.structs import Positional, learn_types
 
 T = TypeVar("T")
@@ -94,6 +94,15 @@ def unknown(name: str, names: Collection[str] = ()) -> UnknownTopic:
     near = get_close_matches(name, names, 1, _NEAR) if len(names) <= _GUESSES_MAX else []
     guess = f"; did you mean {near[0]!r}?" if near else ""
     return UnknownTopic(f"there is no topic {name!r}{guess}", topic=name)
+
+
+def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
+    """Return the error for a partition that the topic does not have."""
+    return UnknownPartition(
+        f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
+        topic=topic.name,
+        partition=number,
+    )
 
 
 def exists(name: str) -> TopicExists:

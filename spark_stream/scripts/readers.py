@@ -43,18 +43,19 @@ from spark_stream.cluster.consumers import (
     reader_of,
 )
 from spark_stream.cluster.stores.store import StoreRecord
-from spark_stream.cluster.topics import Topic
+from spark_stream.cluster.topics import Topic, unknown_partition
 from spark_stream.consistency.groups import Group
 from spark_stream.consistency.isolation import Isolation, ReaderEnding
 from spark_stream.consistency.partition.atomic_cuts import greatest_cut, next_cut
 from spark_stream.consistency.transactions.transactions import Joined, PositionOf
-from spark_stream.errors import ConsumerFenced, IsologError, UnknownConsumer, UnknownPartition
+from spark_stream.errors import ConsumerFenced, IsologError, UnknownConsumer
 from spark_stream.scripts.steps import (
     DeleteRecord,
     FindTopic,
     Get,
     ListRecords,
     PutRecord,
+    Refresh,
     Script,
     read_bounds,
     read_extents,
@@ -384,19 +385,19 @@ def _partitions(topics: Sequence[CutTopic]) -> Script[list[Joined]]:
     found = []
     for each in topics:
         topic = yield from FindTopic(each.topic, each.topic_id)
-        _check_named(topic, each)
+        if _lacking(topic, each) is not None:
+            yield Refresh()  # it may have been added a moment ago, by another broker
+            topic = yield from FindTopic(each.topic, each.topic_id)
+            if (number := _lacking(topic, each)) is not None:
+                raise unknown_partition(topic, number)
         found += [Joined(topic.name, topic.id, number) for number in range(topic.partitions)]
     return found
 
 
-def _check_named(topic: Topic, asked: CutTopic) -> None:
-    for number in (*asked.lower, *asked.upper):
-        if not 0 <= number < topic.partitions:
-            raise UnknownPartition(
-                f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
-                topic=topic.name,
-                partition=number,
-            )
+def _lacking(topic: Topic, asked: CutTopic) -> int | None:
+    """Return a requested partition that the topic does not have, or None."""
+    named = (*asked.lower, *asked.upper)
+    return next((each for each in named if not 0 <= each < topic.partitions), None)
 
 
 def _answer(answer: T | IsologError) -> T:

@@ -13,6 +13,7 @@ from spark_stream.cluster.topics import Topic
 from spark_stream.consistency.ids import LeaderEpoch, Offset
 from spark_stream.consistency.isolation import Bounds
 from spark_stream.consistency.partition.atomic_cuts import SpansSnapshot
+from spark_stream.errors import UnknownPartition
 from spark_stream.scripts.readers import find_cut
 from spark_stream.scripts.steps import (
     FindTopic,
@@ -127,3 +128,15 @@ def test_no_cut_splits_a_transaction_under_concurrent_writes(seed):
             assert is_atomic(cut, records), (cut, records)
             assert all(found[number] >= first for number, first in lower.items())
             lower = found
+
+
+@pytest.mark.parametrize("number", [PARTITIONS_FIRST, PARTITIONS_LAST])
+def test_a_partition_is_unknown_only_after_a_refresh(number: int) -> None:
+    world = World()
+    world.logs.append(Log([-1]))
+    script = find_cut([CutTopic(topic="t", lower={number: 0})])
+    if number == PARTITIONS_FIRST:
+        assert world.run(script, lambda: None) == {"t": {0: 0, 1: 0, 2: 1}}
+    else:
+        with pytest.raises(UnknownPartition, match="partitions 0 to 2, not 4"):
+            world.run(script, lambda: None)

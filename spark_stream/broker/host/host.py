@@ -21,7 +21,6 @@ from spark_stream.broker.host.hosted_topic import (
     NoLinks,
     TopicFolders,
     format_of,
-    unknown_partition,
 )
 from spark_stream.broker.host.upkeep import Upkeep
 from spark_stream.broker.partition.partition import CloseReason, Partition
@@ -30,7 +29,7 @@ from spark_stream.broker.partition.sessions import MemoryRoom
 from spark_stream.broker.settings import CoreSettings
 from spark_stream.cluster.generations import Ends
 from spark_stream.cluster.partitions import PartitionId, StoredPartition
-from spark_stream.cluster.topics import Topic, check_id, unknown
+from spark_stream.cluster.topics import Topic, check_id, unknown, unknown_partition
 from spark_stream.cluster.view import ClusterView, News
 from spark_stream.consistency.control import election
 from spark_stream.consistency.control.election import LogEnd

@@ -23,7 +23,7 @@ from typing import Protocol
 from spark_stream.broker.partition.partition import Partition
 from spark_stream.broker.partition.replication import FollowedReplica
 from spark_stream.cluster.partitions import PartitionId
-from spark_stream.cluster.topics import Topic, unknown
+from spark_stream.cluster.topics import Topic, unknown, unknown_partition
 from spark_stream.consistency.control.partition_record import PartitionRecord
 from spark_stream.consistency.ids import BrokerId
 from spark_stream.errors import (
@@ -31,7 +31,6 @@ from spark_stream.errors import (
     IsologError,
     NotLeader,
     StorageFailure,
-    UnknownPartition,
 )
 from spark_stream.loggers import logger_of
 from spark_stream.schema.schemas import TIMESTAMP_COLUMN, is_default
@@ -133,15 +132,6 @@ def format_of(topic: Topic, settings: LogSettings, number: int) -> LogFormat:
     )
     timestamps = TIMESTAMP_COLUMN if is_default(topic.schema) else None
     return LogFormat(topic.schema, settings, timestamps, facts, topic.earlier)
-
-
-def unknown_partition(topic: Topic, number: int) -> UnknownPartition:
-    """Return the error for a partition that the topic does not have."""
-    return UnknownPartition(
-        f"topic {topic.name!r} has partitions 0 to {topic.partitions - 1}, not {number}",
-        topic=topic.name,
-        partition=number,
-    )
 
 
 logger = logger_of(__name__)
