@@ -174,9 +174,8 @@ class Driver:
     ) -> dict[str, dict[int, int]]:
         ids = {each.name: each.id for each in self._lake.topics if each.name in lower}
         self.looked_s = time.monotonic()
-        found = self._look_up(
-            [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
-        )
+        asked = [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
+        found = self._look_up(asked)
         ends = {name: found[name].offsets for name in lower}
         self.ends = {(name, n): at for name, of in ends.items() for n, at in of.items()}
         wanted = self._wanted(lower, ends)
@@ -186,9 +185,13 @@ class Driver:
         )
         flat = {(name, n): at for name, found in lower.items() for n, at in found.items()}
         cut: dict[str, dict[int, int]] = {name: {} for name in lower}
+        is_beyond = False
         for (name, number), at in cut_of(self._connection, ids, lower=flat, upper=upper).items():
             end = ends[name].get(number, at)
             cut[name][number] = end if end < flat.get((name, number), 0) else at
+            is_beyond |= cut[name][number] > end
+        if is_beyond:  # transactions overlap: the cut has records later than the look-up
+            found = self._look_up(asked)
         return {
             name: at
             for name, at in cut.items()

@@ -22,6 +22,7 @@ from spark_stream.lake.delta.actions import encoded, version_path
 from spark_stream.lake.delta.table import first_actions
 from spark_stream.lake.rounds import run_round
 from spark_stream.lake.storage.stores import LocalStore
+from spark_stream.lake_worker import driver
 from spark_stream.lake_worker import worker as worker_module
 from spark_stream.lake_worker.status import LakeState, cuts_of, state_of, topics_of
 from spark_stream.lake_worker.worker import RoundResult
@@ -301,6 +302,41 @@ def test_values_of_a_column_that_is_added_during_a_round_are_copied(log, tmp_pat
     worker.run_once()
     assert check(log, tmp_path, "t")["more"].to_pylist() == [1.5] * 10
     assert len(described) > 1
+
+
+def test_values_of_a_column_that_is_added_before_a_later_cut_are_copied(log, tmp_path, monkeypatch):
+    """The cut is above the offsets that were looked up, because two transactions overlap."""
+    log.create_topic("t", schema=NUMBERS)
+    log.create_lake("l", "t", tmp_path)
+    worker = isolog.LakeWorker(log, "l")
+    find_cut, cuts = driver.cut_of, list[object]()
+    with (
+        log.producer(transactional_id="one") as one,
+        log.producer(transactional_id="two") as two,
+        log.producer() as plain,
+    ):
+
+        def after_an_alteration(*given: Any, **options: Any) -> Any:
+            if not cuts:
+                log.alter_topic("t", schema=NUMBERS.append(pa.field("more", pa.float32())))
+                rows = numbers(30, 10).append_column("more", pa.array([1.5] * 10, pa.float32()))
+                plain.append("t", rows).result(60)
+                two.append("t", numbers(40, 10)).result(60)
+                two.commit_transaction()
+            cuts.append(find_cut(*given, **options))
+            return cuts[-1]
+
+        one.begin_transaction()
+        one.append("t", numbers(0, 10)).result(60)
+        two.begin_transaction()
+        two.append("t", numbers(10, 10)).result(60)
+        one.append("t", numbers(20, 10)).result(60)
+        one.commit_transaction()
+        monkeypatch.setattr(driver, "cut_of", after_an_alteration)
+        worker.run_once()
+    assert cuts[0] == {("t", 0): 50}
+    more = [None] * 30 + [1.5] * 10 + [None] * 10
+    assert check(log, tmp_path, "t")["more"].to_pylist() == more
 
 
 def test_small_files_are_merged(log, tmp_path):
