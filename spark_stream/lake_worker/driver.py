@@ -174,7 +174,10 @@ class Driver:
     ) -> dict[str, dict[int, int]]:
         ids = {each.name: each.id for each in self._lake.topics if each.name in lower}
         self.looked_s = time.monotonic()
-        asked = [AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED) for name in lower]
+        asked = [
+            AskedTopic(topic=name, isolation=Isolation.READ_COMMITTED, schema_version=True)
+            for name in lower
+        ]
         found = self._look_up(asked)
         ends = {name: found[name].offsets for name in lower}
         self.ends = {(name, n): at for name, of in ends.items() for n, at in of.items()}

@@ -246,6 +246,7 @@ class AskedTopic(Message):
     ``[start, end]``: count the stored bytes. ``budgets``, ``[start, end, bytes]``: find the offset
     that a reader reaches with so many stored bytes. ``states``, ``[start, end]``: return the states
     of these records (10,000 at most). ``facts``: return :class:`PartitionFacts` too.
+    ``schema_version``: return it too. A broker of an earlier release refuses the request.
     """
 
     topic: Name
@@ -259,6 +260,7 @@ class AskedTopic(Message):
     budgets: dict[PartitionField, tuple[OffsetField, OffsetField, OffsetField]] = {}
     states: dict[PartitionField, tuple[OffsetField, OffsetField]] = {}
     facts: bool = False
+    schema_version: bool = False
 
 
 class OpenExtent(Message):
@@ -321,8 +323,8 @@ class PartitionOffsets(Message):
 
     ``elsewhere``: requested partitions that this broker does not lead, with their leaders on
     record. A request for ``facts`` also gets those that have no leader or cannot be opened.
-    ``schema_version``: the number of alterations of the schema in the leaders' views. No record
-    below the offsets has a later schema.
+    ``schema_version``, if requested: the number of alterations of the schema in the leaders' views.
+    No record below the offsets has a later schema.
     """
 
     topic_id: str

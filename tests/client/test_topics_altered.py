@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pyarrow as pa
 import pytest
 
 import isolog
@@ -15,6 +16,7 @@ from isolog.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.wire.topic_messages import AskedTopic, ListOffsets
 from tests.support import (
     NUMBERS,
     BrokerProcess,
@@ -173,6 +175,18 @@ def test_an_atomic_read_includes_new_partitions(log, topic):
         found = log.read(topic, isolation="read_atomic").column("n").to_pylist()
         assert sorted(found) == [0, 1]
         producer.abort_transaction()
+
+
+def test_only_a_client_that_requests_the_schema_version_gets_it(log, topic):
+    """A client of an earlier release refuses an answer with this field."""
+    log.create_topic(topic, schema=NUMBERS)
+    log.alter_topic(topic, schema=NUMBERS.append(pa.field("more", pa.int8())))
+
+    def version(**fields: bool) -> int:
+        answer = log._connection.call(ListOffsets(topics=[AskedTopic(topic=topic, **fields)]))
+        return answer.topics[topic].schema_version
+
+    assert (version(), version(schema_version=True)) == (0, 1)
 
 
 def test_a_setting_gets_the_default_of_the_broker_again(tmp_path):

@@ -156,7 +156,7 @@ def _offsets(context: BrokerContext, asked: AskedTopic) -> PartitionOffsets:
         topic_id=now.id,
         partitions=found,
         elsewhere=leaders_of(context.host, now, elsewhere),
-        schema_version=len(now.earlier),
+        schema_version=len(now.earlier) if asked.schema_version else 0,
     )
 
 
