@@ -489,12 +489,19 @@ class Planner:
     def _measure(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
         return self.topics.look_up(list(asked)).topics
 
-    def cut_below(self, ends: Offsets) -> dict[str, TopicOffsets]:
-        """Return the greatest cut that is nowhere above the ends."""
+    def cut_below(self, ends: Offsets, now: LogState) -> dict[str, TopicOffsets]:
+        """Return the greatest cut that is nowhere above the ends.
+
+        It is not above the start of partitions of ``now`` that the ends lack: they are not read.
+        """
         if self._older.is_below_log(ends):
             return dict(self._older.cut_below(ends))
+        limits = {
+            name: {n: ends[name].offsets.get(n, 0) if name in ends else 0 for n in at.partitions}
+            for name, at in now.latest.items()
+        }
         cut = self._cut(
-            {name: (topic.id, {}, topic.offsets) for name, topic in ends.items()}
+            {name: (now.latest[name].topic_id, {}, limits[name]) for name in limits}
         ).offsets
         return {
             name: topic.moved({number: cut[name][number] for number in topic.offsets})

@@ -352,7 +352,7 @@ class IsologReader(WorkerPickled, DataSourceReader):
             if name in now.latest
         }
         if self._planner.atomic and options.ending.place != LATEST:
-            visible = self._planner.cut_below(visible)
+            visible = self._planner.cut_below(visible, now)
         new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
         readable = losses.readable(ranges(start, visible), now, new)
         return [InputPartition(each) for each in tasks(readable, options.splitting)]

@@ -10,8 +10,14 @@ import pytest
 from spark_stream.datasource.options import source_options
 from spark_stream.datasource.reading import planning
 from spark_stream.datasource.reading.planning import Planner
-from spark_stream.datasource.values.offsets import TopicOffsets
-from spark_stream.wire.topic_messages import AtomicCut, Cut, CutTopic
+from spark_stream.datasource.values.offsets import LogState, TopicOffsets
+from spark_stream.wire.topic_messages import (
+    AtomicCut,
+    Cut,
+    CutTopic,
+    PartitionOffset,
+    PartitionOffsets,
+)
 
 OPTIONS = source_options({"path": "x", "subscribe": "a,b", "isolation": "read_atomic"})
 
@@ -81,8 +87,16 @@ def test_topic_created_again_begins_at_its_start(leader: Leader) -> None:
 
 
 def test_requested_ends_are_lowered_to_a_cut(leader: Leader) -> None:
-    assert Planner(OPTIONS).cut_below(ENDS) == {"a": at("a", 5, 5), "b": at("b", 5)}
+    end = PartitionOffset(offset=20, epoch=0, log_start_offset=0, log_end_offset=20)
+    latest = {
+        name: PartitionOffsets(
+            topic_id=f"id of {name}", partitions=dict.fromkeys(range(count), end)
+        )
+        for name, count in {"a": 3, "b": 1}.items()
+    }
+    found = Planner(OPTIONS).cut_below(ENDS, LogState(latest, frozenset()))
+    assert found == {"a": at("a", 5, 5), "b": at("b", 5)}
     assert [(each.lower, each.upper) for each in leader.asked] == [
-        ({}, {0: 10, 1: 10}),
+        ({}, {0: 10, 1: 10, 2: 0}),
         ({}, {0: 10}),
     ]

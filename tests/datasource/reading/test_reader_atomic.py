@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -96,6 +97,41 @@ def test_a_new_topic_of_a_pattern_never_splits_a_transaction(
     with log.producer(transactional_id=topic) as producer:
         monkeypatch.setattr(TopicsClient, "look_up", create_after_the_list)
         assert sorted(query.batch()) == [0, 1]
+
+
+@pytest.mark.parametrize("addition", ["partition", "topic"])
+def test_an_addition_before_the_end_of_a_batch_never_splits_a_transaction(
+    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, addition: str
+):
+    """The end of the batch is named, and lacks the addition."""
+    first, second = f"{topic}-a", f"{topic}-b"
+    log.create_topic(first, schema=NUMBERS)
+    with log.producer(transactional_id=topic) as producer, log.producer() as plain:
+        plain.append(first, numbers(0, 2)).result(60)
+        producer.begin_transaction()
+        producer.append(first, numbers(2, 1)).result(60)
+        plain.append(first, numbers(3, 1)).result(60)
+        latest = Planner.latest
+
+        def add_before(self, *seen, **options):
+            if "reading" not in options:  # the start or the end is not known yet
+                return latest(self, *seen, **options)
+            if addition == "partition":
+                log.alter_topic(first, partitions=2)
+                producer.append(first, numbers(4, 1), partition=1)
+            else:
+                log.create_topic(second, schema=NUMBERS)
+                producer.append(second, numbers(4, 1))
+            producer.commit_transaction()
+            monkeypatch.undo()
+            return latest(self, *seen, **options)
+
+        monkeypatch.setattr(Planner, "latest", add_before)
+        ending = json.dumps({first: {"0": 4}})
+        found = batch_read(
+            shared.address, None, subscribePattern=f"{topic}-.", endingOffsets=ending, **ATOMIC
+        )
+    assert found == [0, 1]
 
 
 def test_two_sources_of_one_query_may_split_one_over_their_micro_batches(shared, log, pair):
