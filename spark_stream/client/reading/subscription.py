@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from numbers import Integral
 from typing import Final, TypeVar
@@ -93,6 +94,7 @@ class Subscription:
 
         Raises:
             SchemaMismatch, InvalidFilter: The view does not fit a new topic.
+            IsologError: With ``now`` also a retriable one. Without it the next search continues.
         """
         if self._pattern is None or (self.seconds_to_search() and not now):
             return []
@@ -100,11 +102,10 @@ class Subscription:
         try:
             for name in self._matching(self._pattern):
                 if name not in self.ids:
-                    self._add(name)
-        except UnknownTopic:
-            pass  # it was just deleted
+                    with suppress(UnknownTopic):  # it was just deleted
+                        self._add(name)
         except IsologError as error:
-            if not error.retriable:  # else the next search finds the rest
+            if now or not error.retriable:
                 raise
         found, self._added = self._added, []
         return found

@@ -8,11 +8,13 @@ import threading
 import pytest
 
 from isolog.errors import (
+    BrokerUnavailable,
     InvalidOption,
     SchemaMismatch,
     UnknownPartition,
     UnknownTopic,
 )
+from spark_stream.client.topics import TopicsClient
 from tests.support import NUMBERS, eventually, numbers, values
 
 LEVELS = ["read_uncommitted", "read_committed", "read_atomic"]
@@ -102,6 +104,35 @@ def test_read_atomic_includes_a_new_topic_of_a_transaction(log, topic):
                 producer.append(name, values("both"))
         found = list(consumer.records(until="latest"))
         assert {record.topic for record in found} == {f"{topic}-a", f"{topic}-b"}
+
+
+def test_read_atomic_includes_a_new_topic_after_a_deleted_one(log, topic, monkeypatch):
+    """The deleted topic is in the list of topics, and before the new one."""
+    fill(log, f"{topic}-a")
+    names = TopicsClient.names
+    with log.consumer(re.compile(f"{topic}-.*"), isolation="read_atomic") as consumer:
+        log.create_topic(f"{topic}-c")
+        with log.producer(transactional_id=topic) as producer, producer.transaction():
+            for name in f"{topic}-a", f"{topic}-c":
+                producer.append(name, values("both"))
+        outdated = [f"{topic}-b", *names(log._topics)]
+        monkeypatch.setattr(TopicsClient, "names", lambda *_, **__: outdated)
+        found = list(consumer.records(until="latest"))
+    assert {record.topic for record in found} == {f"{topic}-a", f"{topic}-c"}
+
+
+def test_read_atomic_does_not_continue_without_the_list_of_topics(log, topic, monkeypatch):
+    fill(log, f"{topic}-a")
+    with log.consumer(re.compile(f"{topic}-.*"), isolation="read_atomic") as consumer:
+
+        def fail(*_: object, **__: object) -> list[str]:
+            raise BrokerUnavailable("no broker answers")
+
+        monkeypatch.setattr(TopicsClient, "names", fail)
+        with pytest.raises(BrokerUnavailable):
+            list(consumer.records(until="latest"))
+        monkeypatch.undo()
+        assert len(list(consumer.records(until="latest"))) == 1
 
 
 def test_a_typed_topic_that_comes_later_is_named_in_the_error(log, topic):
