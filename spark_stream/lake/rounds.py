@@ -3,8 +3,8 @@
 The order of effects:
 
 1. **Catch up**: apply the new versions of the table of cuts, then those of the other tables.
-2. **Cut**: request an atomic cut at or above the offsets of all tables. If a topic was altered
-   since its description, the round ends: its files would lack the values of a new column.
+2. **Cut**: request an atomic cut at or above the offsets of all tables. If a topic got columns or
+   partitions since its description, the round ends: its files would lack their values.
 3. **Files**: write the records between a table's offsets and the cut. No version has them yet.
 4. **Commit**: put the next version of each table, with the files and the new offsets of all its
    partitions. So a version has either all partitions of the cut or none.
@@ -119,7 +119,7 @@ def run_round(lake: Lake) -> Script[bool]:
     versions = {name: topic.schema_version for name, topic in topics.items()}
     cut = yield from FindCut(lower, versions)
     if any(name not in cut or cut[name].keys() != lower[name].keys() for name in topics):
-        return False  # after the description a topic was altered or deleted
+        return False  # after the description a topic got columns or partitions, or was deleted
     files = {}
     for name in topics:
         ends = _checked_ends(lake.tables[name], cut[name], lower[name])

@@ -138,9 +138,9 @@ class DescribeTopics(Step[dict[str, TopicState]]):
 class FindCut(Step[dict[str, dict[int, int]]]):
     """An atomic cut through all partitions of the topics, at or above ``lower``.
 
-    Both by topic and partition. A topic has no offsets if it was deleted, or if a leader has a
-    later schema than that of ``schema_versions``. A driver may limit the cut, so that a round has a
-    bounded size.
+    Both by topic and partition. A topic has no offsets if a leader has a later schema than that of
+    ``schema_versions``. If it was deleted, it has none, or the driver raises ``UnknownTopic``. A
+    driver may limit the cut, so that a round has a bounded size.
     """
 
     lower: Mapping[str, Mapping[int, int]]

@@ -15,9 +15,9 @@ partitions are read first, and only then the extents of transactions: a transact
 below some bound was decided before that, so all its records are in the logs by then. That is true
 of the logs of present leaders. So once the bounds are known, the leaders then on record return the
 extents. A replaced leader that has not seen its replacement may lack a part of a transaction. Its
-bounds are only too low, which does no harm. The partitions then on record are all partitions of
-these transactions. If some were not in the first list, the search starts again with the present
-list.
+bounds are only too low, which does no harm. The view then has all partitions of these topics
+in which the transactions wrote. If some were not in the first list, the search starts again with
+the present list.
 """
 
 from __future__ import annotations

@@ -397,7 +397,7 @@ class CutTopic(Message):
 
 
 class Cut(Message):
-    """The offsets of the cut by topic and partition, and the requested names of all topics."""
+    """The offsets of the cut by topic and partition, and the names of topics if requested."""
 
     offsets: dict[str, dict[int, int]]
     names: list[str] | None = None
@@ -408,8 +408,9 @@ class AtomicCut(Call[Cut], name="atomic-cut", needs=to_read_topics):
 
     Read each partition up to its offset (exclusive).
 
-    ``names``: return the names of all topics that the caller may read. They include each topic of a
-    transaction below the cut.
+    ``names``: return the names of all topics that the caller may read, listed after the ends. So
+    they include each present topic of a transaction below the cut, unless all brokers are cut off
+    from the metadata store.
     """
 
     HINTS: ClassVar[frozenset[str]] = frozenset({"names"})

@@ -77,22 +77,32 @@ def test_first_transaction_between_look_up_and_cut_is_no_loss(
         assert sorted(query.batch() + query.batch()) == [0, 1]
 
 
-def test_a_new_topic_of_a_pattern_never_splits_a_transaction(
-    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("selection", ["subscribePattern", "subscribe"])
+def test_a_new_topic_of_a_query_never_splits_a_transaction(
+    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, selection: str
 ):
-    """The topics are listed before the ends of the transaction's other topic are looked up."""
+    """The topics are listed before the ends of the transaction's other topic are looked up.
+
+    At that time the second topic is deleted, and it is then created again.
+    """
     first, second = f"{topic}-a", f"{topic}-b"
     log.create_topic(first, schema=NUMBERS)
-    query = Query(shared.address, None, subscribePattern=f"{topic}-.", **ATOMIC)
+    log.create_topic(second, schema=NUMBERS)
+    selected = f"{topic}-." if selection == "subscribePattern" else f"{first},{second}"
+    options = {selection: selected, "failOnDataLoss": False}
+    query = Query(shared.address, None, **options, **ATOMIC)
+    log.delete_topic(second)
     look_up, created = TopicsClient.look_up, list[str]()
 
     def create_after_the_list(self, asked, *, names=False):
-        listed = look_up(self, asked, names=names).names
+        before = look_up(self, asked, names=names)
         if not created:
             created.append(second)
             log.create_topic(second, schema=NUMBERS)
             both(producer, (first, second), 0)
-        return replace(look_up(self, asked), names=listed)
+            later = look_up(self, asked[:1]).topics  # of the first topic
+            return replace(before, topics=later)
+        return before
 
     with log.producer(transactional_id=topic) as producer:
         monkeypatch.setattr(TopicsClient, "look_up", create_after_the_list)
@@ -114,7 +124,7 @@ def test_an_addition_before_the_end_of_a_batch_never_splits_a_transaction(
         latest = Planner.latest
 
         def add_before(self, *seen, **options):
-            if "reading" not in options:  # the start or the end is not known yet
+            if "reading" not in options:  # it resolves the start or the end
                 return latest(self, *seen, **options)
             if addition == "partition":
                 log.alter_topic(first, partitions=2)
