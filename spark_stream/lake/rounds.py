@@ -119,7 +119,7 @@ def run_round(lake: Lake) -> Script[bool]:
     versions = {name: topic.schema_version for name, topic in topics.items()}
     cut = yield from FindCut(lower, versions)
     if any(name not in cut or cut[name].keys() != lower[name].keys() for name in topics):
-        return False  # after the description a topic got columns or partitions, or was deleted
+        return False  # a topic got columns or partitions, or was deleted
     files = {}
     for name in topics:
         ends = _checked_ends(lake.tables[name], cut[name], lower[name])

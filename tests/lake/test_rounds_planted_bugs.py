@@ -91,7 +91,7 @@ BUGS = [
         rounds,
         "    if any(name not in cut or "
         "cut[name].keys() != lower[name].keys() for name in topics):\n"
-        "        return False  # after the description a topic was altered or deleted\n",
+        "        return False  # a topic got columns or partitions, or was deleted\n",
         "    cut = {n: {p: cut[n][p] for p in lower[n]} for n in topics}\n",
         id="a_partition_that_was_added_meanwhile_is_ignored",
     ),
