@@ -489,22 +489,32 @@ class Planner:
     def _measure(self, asked: Iterable[AskedTopic]) -> Mapping[str, PartitionOffsets]:
         return self.topics.look_up(list(asked)).topics
 
-    def cut_below(self, ends: Offsets, now: LogState) -> dict[str, TopicOffsets]:
-        """Return the greatest cut that is nowhere above the ends.
+    def cut_below(self, begin: Offsets, ends: Offsets, now: LogState) -> dict[str, TopicOffsets]:
+        """Return the greatest cut for a reader at ``begin`` that is nowhere above the ends.
 
-        It is not above the start of partitions of ``now`` that the ends lack: they are not read.
+        A partition of ``now`` that the ends lack is not read, so the cut is at its start.
+
+        Raises:
+            UnknownTopic: A topic of ``now`` was deleted.
         """
         if self._older.is_below_log(ends):
             return dict(self._older.cut_below(ends))
-        limits = {
-            name: {n: ends[name].offsets.get(n, 0) if name in ends else 0 for n in at.partitions}
-            for name, at in now.latest.items()
-        }
+        lower, upper = {}, {}
+        for name, at in now.latest.items():
+            lower[name] = known_offsets(begin, name, at.topic_id)
+            known = known_offsets(ends, name, at.topic_id)
+            upper[name] = {number: known.get(number, 0) for number in at.partitions}
         cut = self._cut(
-            {name: (now.latest[name].topic_id, {}, limits[name]) for name in limits}
+            {name: (at.topic_id, lower[name], upper[name]) for name, at in now.latest.items()}
         ).offsets
+        is_above = any(
+            cut[name][number] > max(limit, lower[name].get(number, 0))
+            for name, limits in upper.items()
+            for number, limit in limits.items()
+        )
+        found = lower if is_above else cut  # a transaction larger than the range
         return {
-            name: topic.moved({number: cut[name][number] for number in topic.offsets})
+            name: topic.moved({number: found[name].get(number, 0) for number in topic.offsets})
             for name, topic in ends.items()
         }
 

@@ -338,21 +338,28 @@ class IsologReader(WorkerPickled, DataSourceReader):
         start = self._start()
         end: Offsets = resolve(self._planner, options.ending, LATEST).offsets
         check_order(options, start, end)
-        now = self._planner.latest(start, end, reading=ranges(start, end))
-        losses.check_topics(start, now)
-        start, end = losses.kept(start, now), losses.kept(end, now)
-        visible = {
-            name: topic.moved(
-                {
-                    number: min(offset, now.latest[name].offsets[number])
-                    for number, offset in topic.offsets.items()
-                }
-            )
-            for name, topic in end.items()
-            if name in now.latest
-        }
-        if self._planner.atomic and options.ending.place != LATEST:
-            visible = self._planner.cut_below(visible, now)
+        while True:
+            now = self._planner.latest(start, end, reading=ranges(start, end))
+            losses.check_topics(start, now)
+            start, end = losses.kept(start, now), losses.kept(end, now)
+            visible: Offsets = {
+                name: topic.moved(
+                    {
+                        number: min(offset, now.latest[name].offsets[number])
+                        for number, offset in topic.offsets.items()
+                        if number in now.latest[name].partitions
+                    }
+                )
+                for name, topic in end.items()
+                if name in now.latest
+            }
+            if not self._planner.atomic or options.ending.place == LATEST:
+                break
+            try:
+                visible = self._planner.cut_below(start, visible, now)
+                break
+            except UnknownTopic:  # one was deleted in between: look again
+                continue
         new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
         readable = losses.readable(ranges(start, visible), now, new)
         return [InputPartition(each) for each in tasks(readable, options.splitting)]

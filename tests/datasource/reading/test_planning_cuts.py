@@ -47,6 +47,14 @@ def leader(monkeypatch: pytest.MonkeyPatch) -> Leader:
 
 BEGIN = {"a": at("a", 0, 0), "b": at("b", 0)}
 ENDS = {"a": at("a", 10, 10), "b": at("b", 10)}
+END = PartitionOffset(offset=20, epoch=0, log_start_offset=0, log_end_offset=20)
+NOW = LogState(
+    {
+        "a": PartitionOffsets(topic_id="id of a", partitions={0: END, 1: END, 2: END}),
+        "b": PartitionOffsets(topic_id="id of b", partitions={0: END}),
+    },
+    frozenset(),
+)
 
 
 def test_cut_within_the_limit_is_requested(leader: Leader) -> None:
@@ -87,16 +95,15 @@ def test_topic_created_again_begins_at_its_start(leader: Leader) -> None:
 
 
 def test_requested_ends_are_lowered_to_a_cut(leader: Leader) -> None:
-    end = PartitionOffset(offset=20, epoch=0, log_start_offset=0, log_end_offset=20)
-    latest = {
-        name: PartitionOffsets(
-            topic_id=f"id of {name}", partitions=dict.fromkeys(range(count), end)
-        )
-        for name, count in {"a": 3, "b": 1}.items()
-    }
-    found = Planner(OPTIONS).cut_below(ENDS, LogState(latest, frozenset()))
-    assert found == {"a": at("a", 5, 5), "b": at("b", 5)}
+    """Partition 2 was added after the resolution of the ends."""
+    leader.answer = {"a": {0: 5, 1: 5, 2: 0}, "b": {0: 5}}
+    assert Planner(OPTIONS).cut_below(BEGIN, ENDS, NOW) == {"a": at("a", 5, 5), "b": at("b", 5)}
     assert [(each.lower, each.upper) for each in leader.asked] == [
-        ({}, {0: 10, 1: 10, 2: 0}),
-        ({}, {0: 10}),
+        ({0: 0, 1: 0}, {0: 10, 1: 10, 2: 0}),
+        ({0: 0}, {0: 10}),
     ]
+
+
+def test_a_transaction_beyond_the_requested_ends_is_not_read(leader: Leader) -> None:
+    leader.answer = {"a": {0: 11, 1: 5, 2: 0}, "b": {0: 5}}
+    assert Planner(OPTIONS).cut_below(BEGIN, ENDS, NOW) == BEGIN

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -11,6 +14,7 @@ from msgspec.structs import replace
 import isolog
 from spark_stream.client.topics import TopicsClient
 from spark_stream.datasource.reading.planning import Planner
+from spark_stream.datasource.values.offsets import LogState, Offsets
 from tests.datasource.sources import Query, batch_read
 from tests.support import NUMBERS, numbers
 
@@ -109,11 +113,40 @@ def test_a_new_topic_of_a_query_never_splits_a_transaction(
         assert sorted(query.batch()) == [0, 1]
 
 
+def around_the_last_look_up(
+    patch: pytest.MonkeyPatch, before: Callable[[], object], after: Callable[[], object] = list
+) -> None:
+    """Call these before and after the look-up that follows the resolution of start and end."""
+    look_up = Planner.latest
+
+    def latest(self: Planner, *seen: Offsets, **options: Any) -> LogState:
+        if "reading" not in options:  # it resolves the start or the end
+            return look_up(self, *seen, **options)
+        patch.undo()
+        before()
+        found = look_up(self, *seen, **options)
+        after()
+        return found
+
+    patch.setattr(Planner, "latest", latest)
+
+
+def read_with_own_end(address: str, topic: str, **options: object) -> list[int]:
+    """Read the topics of a pattern, and four offsets of the first one."""
+    ending = json.dumps({f"{topic}-a": {"0": 4}})
+    selected = {"subscribePattern": f"{topic}-.", "endingOffsets": ending}
+    return batch_read(address, None, **selected, **options, **ATOMIC)
+
+
 @pytest.mark.parametrize("addition", ["partition", "topic"])
+@pytest.mark.parametrize("start", [0, 3])
 def test_an_addition_before_the_end_of_a_batch_never_splits_a_transaction(
-    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, addition: str
+    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, addition: str, start: int
 ):
-    """The end of the batch is named, and lacks the addition."""
+    """The end of the batch is named, and lacks the addition.
+
+    A transaction that begins before the start may be split.
+    """
     first, second = f"{topic}-a", f"{topic}-b"
     log.create_topic(first, schema=NUMBERS)
     with log.producer(transactional_id=topic) as producer, log.producer() as plain:
@@ -121,11 +154,8 @@ def test_an_addition_before_the_end_of_a_batch_never_splits_a_transaction(
         producer.begin_transaction()
         producer.append(first, numbers(2, 1)).result(60)
         plain.append(first, numbers(3, 1)).result(60)
-        latest = Planner.latest
 
-        def add_before(self, *seen, **options):
-            if "reading" not in options:  # it resolves the start or the end
-                return latest(self, *seen, **options)
+        def add() -> None:
             if addition == "partition":
                 log.alter_topic(first, partitions=2)
                 producer.append(first, numbers(4, 1), partition=1)
@@ -133,14 +163,59 @@ def test_an_addition_before_the_end_of_a_batch_never_splits_a_transaction(
                 log.create_topic(second, schema=NUMBERS)
                 producer.append(second, numbers(4, 1))
             producer.commit_transaction()
-            monkeypatch.undo()
-            return latest(self, *seen, **options)
 
-        monkeypatch.setattr(Planner, "latest", add_before)
-        ending = json.dumps({first: {"0": 4}})
-        found = batch_read(
-            shared.address, None, subscribePattern=f"{topic}-.", endingOffsets=ending, **ATOMIC
-        )
+        around_the_last_look_up(monkeypatch, add)
+        starting = json.dumps({first: {"0": start}})
+        found = read_with_own_end(shared.address, topic, startingOffsets=starting)
+    assert found == ([3] if start else [0, 1])
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+@pytest.mark.parametrize("is_created_again", [True, False])
+def test_a_topic_deleted_before_the_cut_fails_no_batch(
+    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, is_new: bool, is_created_again: bool
+):
+    first, second = f"{topic}-a", f"{topic}-b"
+    log.create_topic(first, schema=NUMBERS)
+    create = partial(log.create_topic, second, schema=NUMBERS)
+    with log.producer() as plain:
+        plain.append(first, numbers(0, 4)).result(60)
+    if not is_new:
+        create()
+
+    def delete() -> None:
+        log.delete_topic(second)
+        if is_created_again:
+            create()
+
+    around_the_last_look_up(monkeypatch, create if is_new else list, delete)
+    assert read_with_own_end(shared.address, topic, failOnDataLoss=is_new) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("partitions", "later"), [(1, 1), (2, 1), (1, 2)])
+def test_a_topic_created_again_before_the_end_never_splits_a_transaction(
+    shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, partitions: int, later: int
+):
+    """The end of the batch has offsets of the deleted topic."""
+    first, second = f"{topic}-a", f"{topic}-b"
+    log.create_topic(first, schema=NUMBERS)
+    log.create_topic(second, schema=NUMBERS, partitions=partitions)
+    with log.producer(transactional_id=topic) as producer, log.producer() as plain:
+        plain.append(first, numbers(0, 2)).result(60)
+        for number in range(partitions):
+            plain.append(second, numbers(100, 3), partition=number).result(60)
+        producer.begin_transaction()
+        producer.append(first, numbers(2, 1)).result(60)
+        plain.append(first, numbers(3, 1)).result(60)
+
+        def create_again() -> None:
+            log.delete_topic(second)
+            log.create_topic(second, schema=NUMBERS, partitions=later)
+            producer.append(second, numbers(4, 1), partition=0).result(60)
+            producer.commit_transaction()
+
+        around_the_last_look_up(monkeypatch, create_again)
+        found = read_with_own_end(shared.address, topic, failOnDataLoss=False)
     assert found == [0, 1]
 
 
