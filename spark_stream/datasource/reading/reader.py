@@ -39,7 +39,7 @@ from spark_stream.datasource.spark.session import session
 from spark_stream.datasource.spark.types import text_rule, to_arrow
 from spark_stream.datasource.spark.workers import with_spark_errors
 from spark_stream.datasource.values.limits import Task, tasks
-from spark_stream.datasource.values.offsets import Offsets, Range, ranges
+from spark_stream.datasource.values.offsets import LogState, Offsets, Range, ranges
 from spark_stream.errors import (
     DataLoss,
     InvalidFilter,
@@ -342,27 +342,31 @@ class IsologReader(WorkerPickled, DataSourceReader):
             now = self._planner.latest(start, end, reading=ranges(start, end))
             losses.check_topics(start, now)
             start, end = losses.kept(start, now), losses.kept(end, now)
-            visible: Offsets = {
-                name: topic.moved(
-                    {
-                        number: min(offset, now.latest[name].offsets[number])
-                        for number, offset in topic.offsets.items()
-                        if number in now.latest[name].partitions
-                    }
-                )
-                for name, topic in end.items()
-                if name in now.latest
-            }
-            if not self._planner.atomic or options.ending.place == LATEST:
-                break
             try:
-                visible = self._planner.cut_below(start, visible, now)
-                break
+                visible = self._visible(start, end, now)
             except UnknownTopic:  # one was deleted in between: look again
                 continue
+            break
         new = visible.keys() - start.keys()  # of a pattern, since the start was pinned
         readable = losses.readable(ranges(start, visible), now, new)
         return [InputPartition(each) for each in tasks(readable, options.splitting)]
+
+    def _visible(self, start: Offsets, end: Offsets, now: LogState) -> Offsets:
+        """Return the present end of the read. Raise UnknownTopic for a topic that was deleted."""
+        ends = {
+            name: topic.moved(
+                {
+                    number: min(offset, now.latest[name].offsets[number])
+                    for number, offset in topic.offsets.items()
+                    if number in now.latest[name].partitions
+                }
+            )
+            for name, topic in end.items()
+            if name in now.latest
+        }
+        if not self._planner.atomic or self._planner.options.ending.place == LATEST:
+            return ends
+        return self._planner.cut_below(start, ends, now)
 
     def _start(self) -> Offsets:
         def first() -> Offsets:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -131,6 +132,19 @@ def around_the_last_look_up(
     patch.setattr(Planner, "latest", latest)
 
 
+@contextmanager
+def open_transaction(log: isolog.Log, topic: str) -> Iterator[isolog.Producer]:
+    """Make the first topic of a pattern with 0 to 3. The 2 is of an open transaction."""
+    first = f"{topic}-a"
+    log.create_topic(first, schema=NUMBERS)
+    with log.producer(transactional_id=topic) as producer, log.producer() as plain:
+        plain.append(first, numbers(0, 2)).result(60)
+        producer.begin_transaction()
+        producer.append(first, numbers(2, 1)).result(60)
+        plain.append(first, numbers(3, 1)).result(60)
+        yield producer
+
+
 def read_with_own_end(address: str, topic: str, **options: object) -> list[int]:
     """Read the topics of a pattern, and four offsets of the first one."""
     ending = json.dumps({f"{topic}-a": {"0": 4}})
@@ -148,12 +162,7 @@ def test_an_addition_before_the_end_of_a_batch_never_splits_a_transaction(
     A transaction that begins before the start may be split.
     """
     first, second = f"{topic}-a", f"{topic}-b"
-    log.create_topic(first, schema=NUMBERS)
-    with log.producer(transactional_id=topic) as producer, log.producer() as plain:
-        plain.append(first, numbers(0, 2)).result(60)
-        producer.begin_transaction()
-        producer.append(first, numbers(2, 1)).result(60)
-        plain.append(first, numbers(3, 1)).result(60)
+    with open_transaction(log, topic) as producer:
 
         def add() -> None:
             if addition == "partition":
@@ -197,16 +206,12 @@ def test_a_topic_created_again_before_the_end_never_splits_a_transaction(
     shared, log, topic: str, monkeypatch: pytest.MonkeyPatch, partitions: int, later: int
 ):
     """The end of the batch has offsets of the deleted topic."""
-    first, second = f"{topic}-a", f"{topic}-b"
-    log.create_topic(first, schema=NUMBERS)
+    second = f"{topic}-b"
     log.create_topic(second, schema=NUMBERS, partitions=partitions)
-    with log.producer(transactional_id=topic) as producer, log.producer() as plain:
-        plain.append(first, numbers(0, 2)).result(60)
+    with log.producer() as plain:
         for number in range(partitions):
             plain.append(second, numbers(100, 3), partition=number).result(60)
-        producer.begin_transaction()
-        producer.append(first, numbers(2, 1)).result(60)
-        plain.append(first, numbers(3, 1)).result(60)
+    with open_transaction(log, topic) as producer:
 
         def create_again() -> None:
             log.delete_topic(second)
